@@ -1,0 +1,57 @@
+"""Pack training data into tar shards, and stream it back to PyTorch; never a sample lost in silence.
+
+::
+
+    photos/cat/1.jpg             train-000000.tar  .parquet            {"jpg": uint8 (32, 32, 3), "cls": 0}
+    photos/dog/2.jpg  -- pack -> train-000001.tar  .parquet -- stream -> {"jpg": uint8 (32, 32, 3), "cls": 1}
+    ...                          manifest.json                         ...
+
+The modules, in the order of a sample's way. Each imports only from those above it::
+
+    errors      everything that shardkit raises on purpose
+    hashing     every random choice
+    sample      a key and its fields <-> names of members
+    storage     where bytes come from and go to
+
+    decompress  one member or frame of a compressed format -> bytes
+    compress    frames and compressed streams <-> bytes
+    arrays      arrays and tensors <-> bytes
+    pixels      arrays of pixels <-> image files
+    codecs      a field's value <-> bytes
+    headers     what a tar header says <-> its 512 bytes
+    tar         members <-> bytes
+    index       where each sample of a shard lies
+    manifest    the list of a dataset's shards
+"""
+
+from shardkit.errors import (
+    ArgumentError,
+    CodecError,
+    DatasetError,
+    DatasetExistsError,
+    MissingExtraError,
+    SampleError,
+    ShardError,
+    ShardkitError,
+    SourceError,
+    TooManySkippedError,
+    TruncatedShardError,
+    UnfinishedDatasetError,
+)
+
+__all__ = [
+    "ArgumentError",
+    "CodecError",
+    "DatasetError",
+    "DatasetExistsError",
+    "MissingExtraError",
+    "SampleError",
+    "ShardError",
+    "ShardkitError",
+    "SourceError",
+    "TooManySkippedError",
+    "TruncatedShardError",
+    "UnfinishedDatasetError",
+]
+
+__version__ = "0.1.0"
