@@ -1,0 +1,75 @@
+import inspect
+import pickle
+import re
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from shardkit import errors
+from shardkit.errors import ShardkitError
+
+MESSAGE = "shard a.tar: ends at byte 3,072 without an end-of-archive mark; fetch or write it again"
+ERRORS = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, ShardkitError)]
+
+every_error = pytest.mark.parametrize("error_class", ERRORS, ids=lambda error_class: error_class.__name__)
+
+
+class RaisesEveryError(Dataset):
+    """A dataset whose sample number i is an error of class number i."""
+
+    def __len__(self):
+        return len(ERRORS)
+
+    def __getitem__(self, position):
+        raise ERRORS[position](MESSAGE, url="a.tar", offset=3072, key="a/b", field="seg.png")
+
+
+@every_error
+def test_an_error_is_built_from_one_message(error_class):
+    error = error_class(MESSAGE)
+
+    assert str(error) == MESSAGE
+    assert error.args == (MESSAGE,)
+    assert (error.url, error.offset, error.key, error.field) == ("", None, "", "")
+
+
+@every_error
+def test_an_error_survives_pickling_with_its_attributes(error_class):
+    error = error_class(MESSAGE, url="a.tar", offset=3072, key="a/b", field="seg.png")
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is error_class
+    assert str(copy) == MESSAGE
+    assert (copy.url, copy.offset, copy.key, copy.field) == ("a.tar", 3072, "a/b", "seg.png")
+
+
+@pytest.mark.multiprocess
+def test_an_error_of_a_torch_worker_arrives_as_itself_with_its_message():
+    loader = iter(DataLoader(RaisesEveryError(), num_workers=1, multiprocessing_context="spawn"))
+
+    for error_class in ERRORS:
+        with pytest.raises(ShardkitError, match=re.escape(MESSAGE)) as caught:
+            next(loader)
+
+        assert type(caught.value) is error_class
+
+
+@pytest.mark.parametrize(
+    ("error_class", "builtin"), [(errors.ArgumentError, ValueError), (errors.MissingExtraError, ImportError)]
+)
+def test_an_error_that_python_has_a_word_for_is_caught_by_it(error_class, builtin):
+    with pytest.raises(builtin, match=re.escape(MESSAGE)):
+        raise error_class(MESSAGE)
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes():
+    drawn = re.findall(r"^ {4}((?:[│ ] {3})*)(?:[├└]── )?(\w+Error)\b", errors.__doc__, flags=re.MULTILINE)
+    path, parents = [], {}
+    for indent, name in drawn:
+        path[len(indent) // 4 + bool(path) :] = [name]
+        parents[name] = path[-2] if path[1:] else None
+
+    classes = {c.__name__: next((b.__name__ for b in c.__bases__ if b in ERRORS), None) for c in ERRORS}
+    assert parents == classes
+    assert list(parents) == list(classes)
