@@ -24,6 +24,9 @@ The modules, in the order of a sample's way. Each imports only from those above 
     manifest    the list of a dataset's shards
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from shardkit.errors import (
     ArgumentError,
     CodecError,
@@ -55,3 +58,17 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Names whose modules import torch are found when they are first asked for, so that `import shardkit` is quick. The rest
+# is imported above: a function that is named as its module would else be hidden by it.
+_LAZY: dict[str, str] = {}  # name -> module
+
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ believes in every name
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
