@@ -1,8 +1,8 @@
 """Runs the README: what it says to type works, and what it shows is what is printed.
 
 Blocks of ``python``, ``bash`` and ``console`` (lines that begin with ``$``, and their output) run in their order in one
-folder. Python's names last until the next ``##`` heading. A ``text`` block right after one of them is what it prints, with
-``...`` for anything. A block after ``<!-- not run: reason -->`` is left out.
+folder. Python's names last until the next ``##`` heading. A ``text`` block right after one of them is what it prints,
+``...`` standing for anything. A block after ``<!-- not run: reason -->`` is left out.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ def test_the_readme_works_as_printed():
         ("```python\nx = 1\n```\n\n## Next\n\n```python\nx\n```\n", "name 'x' is not defined"),
         ("```bash\nls photos | wc -l\n```\n```text\n3\n```\n", "README.md:2: is said to print"),
         ("```bash\nfalse\necho 1\n```\n", "exit code 1"),
-        ("```console\n$ echo 1\n1\n$ echo 2 \\\n  3\n3\n```\n", "is said to print\n3\n\nand prints\n2 3\n"),
+        ("```console\n$ echo 1\n1\n$ echo 2 \\\n  3\n3\n```\n", "README.md:2: is said to print\n  3\n"),
         ("```console\n1\n```\n", "begins with a line of"),
         ("```\necho 1\n```\n", "a block of ''"),
         ("<!-- not run: -->\n```bash\nfalse\n```\n", "no reason"),
