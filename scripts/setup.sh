@@ -40,11 +40,16 @@ make_venv() {
     "$python" -m venv --clear .venv >/dev/null ||
         { install_package python3-venv && "$python" -m venv --clear .venv; } ||
         fail "$python cannot make an environment; on Debian or Ubuntu, install the package python3-venv"
+    pwd >.venv/made-in
 }
 
-# All that decides what is installed, and where: an environment that was moved with its project does not work.
+# An environment holds its own path, so it does not work where its project was copied or moved to.
+has_venv() {
+    [ "$(cat .venv/made-in 2>/dev/null)" = "$(pwd)" ] && .venv/bin/python -m pip --version >/dev/null 2>&1
+}
+
+# All that decides what is installed.
 wanted() {
-    pwd
     .venv/bin/python --version
     cat pyproject.toml scripts/constraints.txt
 }
@@ -55,7 +60,7 @@ is_installed() {
 
 # setup EXTRA [OTHER]: .venv has the project with the extra, or with another that holds it; it comes first on PATH.
 setup() {
-    .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
+    has_venv || make_venv
     if ! is_installed "$1" && ! is_installed "${2:-$1}"; then
         echo "== installing the project and what it needs into .venv (the first time takes minutes)"
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
