@@ -1,0 +1,91 @@
+"""Everything that shardkit raises on purpose.
+
+::
+
+    ShardkitError
+    ├── ArgumentError            an argument is wrong (also a ValueError)
+    ├── ShardError               the bytes of a shard are not what they should be
+    │   └── TruncatedShardError  ... because they end too early
+    ├── SampleError              a sample cannot be written as it is
+    ├── CodecError               a field cannot be encoded or decoded
+    ├── SourceError              what is to be packed is missing, unreadable or has changed
+    ├── DatasetError             a manifest, an index or a directory of shards is not usable
+    │   ├── DatasetExistsError   ... because another dataset is in the way
+    │   └── UnfinishedDatasetError  ... because it is still being written, or its writer was killed
+    ├── TooManySkippedError      more was skipped than ``max_skipped`` allows
+    └── MissingExtraError        an optional dependency is needed (also an ImportError)
+
+Failures of the operating system (``FileNotFoundError``, ``PermissionError``, a full disk) stay the ``OSError`` that
+they are.
+
+An error is built from one message, *where: what is, what was expected; what to do*, because a PyTorch ``DataLoader``
+rebuilds a worker's exception from its message alone. The attributes are for programs and survive pickling.
+"""
+
+
+class ShardkitError(Exception):
+    """The root of everything that shardkit raises on purpose.
+
+    Attributes:
+        url: The shard, index or manifest concerned; empty if there is none.
+        offset: Where in the uncompressed shard, in bytes from its start; None if that is not known.
+        key: The sample concerned; empty if there is none.
+        field: The field concerned; empty if there is none.
+
+    Example:
+        >>> str(ShardkitError("shard a.tar: is empty", url="a.tar"))
+        'shard a.tar: is empty'
+    """
+
+    def __init__(
+        self, message: str, *, url: str = "", offset: int | None = None, key: str = "", field: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.url = url
+        self.offset = offset
+        self.key = key
+        self.field = field
+
+
+class ArgumentError(ShardkitError, ValueError):
+    """An argument is wrong; nothing has been read or written."""
+
+
+class ShardError(ShardkitError):
+    """The bytes of a shard are not what they should be. No sample after ``offset`` was yielded from it."""
+
+
+class TruncatedShardError(ShardError):
+    """A shard ends before its end-of-archive mark. Whole samples before the cut may have been yielded."""
+
+
+class SampleError(ShardkitError):
+    """A sample has a key or a field that a reader would merge, rename or drop, or is too large. It was not written."""
+
+
+class CodecError(ShardkitError):
+    """A field's value cannot be encoded, or its bytes cannot be decoded. The cause is chained."""
+
+
+class SourceError(ShardkitError):
+    """What is to be packed is missing, unreadable, or not what it was when the pack began."""
+
+
+class DatasetError(ShardkitError):
+    """A manifest, an index or a directory of shards is not usable as it is."""
+
+
+class DatasetExistsError(DatasetError):
+    """Another dataset, or something else that would be overwritten, is in the way. Nothing was changed."""
+
+
+class UnfinishedDatasetError(DatasetError):
+    """The dataset is still being written, or its writer was killed. Running the same pack again goes on."""
+
+
+class TooManySkippedError(ShardkitError):
+    """More samples or shards were skipped than ``max_skipped`` allows."""
+
+
+class MissingExtraError(ShardkitError, ImportError):
+    """An optional dependency is needed; the message says the one line that installs it."""

@@ -1,0 +1,311 @@
+"""The index of a shard: where each sample and member lies, what its bytes' checksums are, and the shard's block table.
+
+It is a Parquet file beside the shard, with one row a sample: ``__key__``, ``__offset__`` and ``__size__`` of the
+whole sample, for every field ``<field>:offset``, ``<field>:size`` and ``<field>:crc32``, the columns that the user
+promotes, and ``__source__`` where the sample was made of a file. Offsets count from the start of the uncompressed
+tar. What concerns the whole shard, the block table among it, is JSON in the Parquet footer, so that it is read
+without the rows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import ArgumentError, DatasetError
+from shardkit.sample import KEY, SOURCE
+from shardkit.storage import RangeFile, Storage
+
+if TYPE_CHECKING:
+    import io
+
+    import pyarrow as pa
+
+INDEX_VERSION = 1
+METADATA_KEY = b"shardkit"
+OFFSET = "__offset__"
+SIZE = "__size__"
+ROW_GROUP_ROWS = 65_536
+
+MAX_BLOCK_SAMPLES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Where the blocks of one shard lie. Block ``i`` holds the samples from ``i * block_samples`` on.
+
+    Attributes:
+        offset: Of the block in the uncompressed tar: int64, (blocks,).
+        size: In bytes, uncompressed: int64, (blocks,).
+        crc32: Of the uncompressed bytes: int64, (blocks,).
+        stored_offset: Of the block's bytes in the shard file: int64, (blocks,). Empty if blocks cannot be read on
+            their own.
+        stored_size: In bytes, as stored: int64, (blocks,). Empty likewise.
+    """
+
+    offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    crc32: npt.NDArray[np.int64]
+    stored_offset: npt.NDArray[np.int64]
+    stored_size: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """What an index says of its shard as a whole.
+
+    Attributes:
+        shard: The shard's file name.
+        samples: How many it has.
+        file_size: The shard's size as stored, in bytes.
+        tar_size: The uncompressed tar's size, in bytes.
+        sha256: Of the uncompressed tar, in hexadecimal.
+        compression: ``none``, ``zst``, ``gz``, ``bz2`` or ``xz``.
+        block_samples: How many samples a block has; the last may have fewer.
+        fields: The fields that occur, sorted.
+        plan: The digest of the pack that wrote the shard; empty if there was none.
+    """
+
+    shard: str
+    samples: int
+    file_size: int
+    tar_size: int
+    sha256: str
+    compression: str
+    block_samples: int
+    fields: tuple[str, ...]
+    plan: str = ""
+
+
+@dataclass
+class IndexBuilder:
+    """Collects the rows of one shard's index, a row group at a time, so that it stays small beside the shard."""
+
+    _rows: dict[str, list[Any]] = field(default_factory=dict)
+    _count: int = 0
+    _tables: list["pa.Table"] = field(default_factory=list)
+    fields: set[str] = field(default_factory=set)
+
+    def add(
+        self,
+        key: str,
+        offset: int,
+        size: int,
+        members: Sequence[tuple[str, int, int, int]],
+        *,
+        columns: Mapping[str, object] | None = None,
+        source: str | None = None,
+    ) -> None:
+        """Add the next sample.
+
+        Args:
+            key: Its key.
+            offset: Where it begins, in bytes of the uncompressed tar.
+            size: From there to the end of its last member's padding.
+            members: For each field its name, and its data's offset, size and CRC-32.
+            columns: Values of the promoted columns.
+            source: The file that it was made of.
+        """
+        rows, count = self._rows, self._count
+        self._put(KEY, key)
+        self._put(OFFSET, offset)
+        self._put(SIZE, size)
+        for name, data_offset, data_size, crc in members:
+            if name not in self.fields:
+                self.fields.add(name)
+            self._put(name + ":offset", data_offset)
+            self._put(name + ":size", data_size)
+            self._put(name + ":crc32", crc)
+        if source is not None:
+            self._put(SOURCE, source)
+        for name, value in (columns or {}).items():
+            self._put(name, value)
+        self._count = count = count + 1
+        for values in rows.values():
+            if len(values) < count:
+                values.append(None)
+        if count == ROW_GROUP_ROWS:
+            self._flush()
+
+    def _put(self, column: str, value: object) -> None:
+        values = self._rows.get(column)
+        if values is None:
+            values = self._rows[column] = [None] * self._count
+        values.append(value)
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        types = {KEY: pa.string(), SOURCE: pa.string()}
+        arrays = {}
+        for name, values in self._rows.items():
+            known = types.get(name) or (pa.uint32() if name.endswith(":crc32") else pa.int64() if ":" in name else None)
+            try:
+                arrays[name] = pa.array(values, type=known)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise ArgumentError(
+                    f"column {name!r}: its values have no common type ({error}); return one type, or None"
+                ) from error
+        self._tables.append(pa.table(arrays))
+        self._rows, self._count = {}, 0
+
+    def table(self) -> "pa.Table":
+        """Return all rows. Columns: key, offset and size first, then the fields sorted, then the promoted columns."""
+        import pyarrow as pa
+
+        if self._count or not self._tables:
+            for column in (KEY, OFFSET, SIZE):
+                self._rows.setdefault(column, [])
+            self._flush()
+        try:
+            table = pa.concat_tables(self._tables, promote_options="permissive")
+        except pa.ArrowInvalid as error:
+            raise ArgumentError(
+                f"columns: their values have no common type ({error}); return one type, or None"
+            ) from error
+        parts = [f"{name}:{part}" for name in sorted(self.fields) for part in ("offset", "size", "crc32")]
+        first = [KEY, OFFSET, SIZE, *parts]
+        return table.select([*first, *sorted(set(table.column_names) - set(first))])
+
+
+def write_index(file: BinaryIO, table: "pa.Table", facts: ShardFacts, blocks: BlockTable) -> None:
+    """Write an index.
+
+    Args:
+        file: Where to; a writable binary file.
+        table: The rows, from an ``IndexBuilder``.
+        facts: What concerns the whole shard.
+        blocks: The block table.
+    """
+    import pyarrow.parquet as pq
+
+    described = {
+        "version": INDEX_VERSION,
+        **asdict(facts),
+        "blocks": {k: v.tolist() for k, v in asdict(blocks).items()},
+    }
+    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(described, sort_keys=True).encode()})
+    encodings = {
+        name: "DELTA_BYTE_ARRAY" if name in (KEY, SOURCE) else "DELTA_BINARY_PACKED"
+        for name in table.column_names
+        if name in (KEY, SOURCE, OFFSET, SIZE) or name.endswith((":offset", ":size"))
+    }
+    pq.write_table(
+        table,
+        file,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding=encodings,
+    )
+
+
+class ShardIndex:
+    """The index of one shard: its facts and block table at once, its rows when they are asked for.
+
+    Example:
+        >>> import io
+        >>> builder = IndexBuilder()
+        >>> builder.add("a", 0, 1024, [("txt", 512, 3, 907060870)])
+        >>> facts = ShardFacts("x.tar", 1, 2048, 2048, "00" * 32, "none", 1, ("txt",))
+        >>> none = np.zeros(0, dtype=np.int64)
+        >>> write_index(file := io.BytesIO(), builder.table(), facts, BlockTable(none, none, none, none, none))
+        >>> ShardIndex(file, "x.parquet").keys()
+        ['a']
+    """
+
+    def __init__(self, file: "io.RawIOBase | io.BytesIO", url: str) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.url = url
+        try:
+            self._parquet = pq.ParquetFile(file)
+            described = json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY])
+            version = described.pop("version")
+            if version != INDEX_VERSION:
+                raise DatasetError(
+                    f"{url}: is an index of version {version!r}, this shardkit reads version {INDEX_VERSION}; "
+                    "upgrade shardkit, or make the index again with 'shardkit index'",
+                    url=url,
+                )
+            blocks = described.pop("blocks")
+            self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
+            self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
+        except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DatasetError(
+                f"{url}: is not an index of shardkit ({type(error).__name__}: {error}); "
+                "make it again with 'shardkit index'",
+                url=url,
+            ) from error
+        if self._parquet.metadata.num_rows != self.facts.samples:
+            raise DatasetError(
+                f"{url}: has {self._parquet.metadata.num_rows:,} rows for {self.facts.samples:,} samples; "
+                "make it again with 'shardkit index'",
+                url=url,
+            )
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """The promoted columns and their Arrow types as text."""
+        schema = self._parquet.schema_arrow
+        return {
+            name: str(schema.field(name).type)
+            for name in schema.names
+            if ":" not in name and name not in (KEY, OFFSET, SIZE, SOURCE)
+        }
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the samples name the files that they were made of."""
+        return SOURCE in self._parquet.schema_arrow.names
+
+    def rows(self, columns: Sequence[str] | None = None) -> "pa.Table":
+        """Return the rows, or some columns of them; a column that the shard does not have is left out.
+
+        Raises:
+            DatasetError: The rows are damaged.
+        """
+        import pyarrow as pa
+
+        names = self._parquet.schema_arrow.names
+        wanted = None if columns is None else [name for name in columns if name in names]
+        try:
+            return self._parquet.read(columns=wanted)
+        except (pa.ArrowException, OSError) as error:
+            raise DatasetError(
+                f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
+            ) from error
+
+    def keys(self) -> list[str]:
+        """Return the samples' keys, in order."""
+        keys: list[str] = self.rows([KEY]).column(KEY).to_pylist()
+        return keys
+
+
+def read_index(storage: Storage, url: str) -> ShardIndex:
+    """Open an index; only its footer is read.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DatasetError: It is damaged, or of an unknown version.
+    """
+    return ShardIndex(RangeFile(storage, url), url)
+
+
+def choose_block_samples(num_samples: int, total_bytes: int, block_bytes: int) -> int:
+    """Return how many samples a block has, so that it is about ``block_bytes``: between 1 and 1 024.
+
+    Example:
+        >>> choose_block_samples(1000, 60_000_000, 1_000_000)
+        17
+    """
+    mean = total_bytes / num_samples if num_samples else block_bytes
+    return int(min(max(1, round(block_bytes / mean)), MAX_BLOCK_SAMPLES))

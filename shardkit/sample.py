@@ -1,0 +1,229 @@
+"""A sample: one training example, a key and its fields; and the rules that tie them to the names of tar members.
+
+The grouping and naming rules are those of webdataset, with two named deviations: members whose base name starts with
+a dot, and members below a folder of the form ``__x__``, are skipped in every folder and not only at the top.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from shardkit.errors import ArgumentError, SampleError
+
+Sample: TypeAlias = dict[str, Any]
+
+KEY = "__key__"
+URL = "__url__"
+SOURCE = "__source__"
+RESERVED = frozenset({KEY, URL, SOURCE})
+"""Entries of a sample that are not fields: its key, the shard it was read from, the file it was made of."""
+
+MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
+
+_SKIPPED = re.compile(r"(?:\A|/)__[^/]*__(?:/|\Z)")
+_FIELD = re.compile(r"[^_.\s;?:/][^.\s;?:/]*(?:\.[^.\s;?:/]+)*\Z")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return a member's key and field, or None if the rules skip the member.
+
+    The key ends at the first dot of the base name; folders are part of it. The field is lower-cased. Skipped are base
+    names without a dot or with a leading one, and whatever is or lies below ``__x__``.
+
+    Example:
+        >>> split_name("train/0001.seg.PNG")
+        ('train/0001', 'seg.png')
+        >>> split_name("train/._0001.png") is None
+        True
+    """
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    if dot <= base or ("__" in name and _SKIPPED.search(name)):
+        return None
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def check_key(key: object) -> str:
+    """Return ``key`` if every reader gives it back unchanged.
+
+    Raises:
+        SampleError: The key is not text, is empty or too long, has a dot in its last part (a reader would take it for
+            the beginning of the field), is or begins like a name that readers skip, or has parts that file systems or
+            terminals change.
+
+    Example:
+        >>> check_key("v1.5/0001")
+        'v1.5/0001'
+    """
+    if not isinstance(key, str):
+        raise SampleError(
+            f"key {key!r}: is {type(key).__name__}, expected text; convert it, for example with f'{{i:08d}}'"
+        )
+    parts = key.split("/")
+    problem = ""
+    if not key:
+        problem = "is empty"
+    elif _has_control(key):
+        problem = "has control or unpaired surrogate characters"
+    elif "." in parts[-1]:
+        problem = "has a dot in its last part, where readers end the key"
+    elif not all(parts):
+        problem = "has an empty part (a slash at an end, or two together)"
+    elif "." in parts or ".." in parts:
+        problem = "has a part '.' or '..', which file systems resolve"
+    elif parts[-1].startswith("__") or any(p.startswith("__") and p.endswith("__") and len(p) >= 4 for p in parts):
+        problem = "has a part like __x__, which readers skip"
+    elif len(key.encode()) > MAX_KEY_BYTES:
+        problem = f"is longer than {MAX_KEY_BYTES:,} bytes"
+    if problem:
+        raise SampleError(f"key {key!r}: {problem}; rename it, for example {suggest_key(key)!r}", key=key)
+    return key
+
+
+def suggest_key(name: str) -> str:
+    """Return a valid key that resembles ``name``. Different names may give the same key.
+
+    Example:
+        >>> suggest_key("img_1.5")
+        'img_1_5'
+    """
+    printable = "".join("_" if _has_control(c) else c for c in name)
+    parts = [part for part in printable.split("/") if part not in ("", ".", "..")]
+    parts = [part.strip("_") or "_" if part.startswith("__") else part for part in parts] or ["_"]
+    parts[-1] = parts[-1].replace(".", "_")
+    return "/".join(parts)[: MAX_KEY_BYTES // 4]
+
+
+def check_fields(key: str, fields: Iterable[object]) -> None:
+    """Check that every reader gives all fields of a sample back unchanged.
+
+    Raises:
+        SampleError: There is no field; or a field is not text, is empty, starts with ``_``, is not lower case
+            (readers lower-case it, so that fields that differ only in case collide), has empty components, white
+            space, or one of ``/ ; ? :``.
+
+    Example:
+        >>> check_fields("0001", ["jpg", "seg.png"])
+    """
+    empty = True
+    for field in fields:
+        empty = False
+        if isinstance(field, str) and field.isascii() and field.isalnum() and field.islower():
+            continue
+        problem = ""
+        if not isinstance(field, str):
+            problem = f"is {type(field).__name__}, expected text"
+        elif field.startswith("_"):
+            problem = "starts with '_', which is kept for what readers add"
+        elif field != field.lower():
+            problem = f"is not lower case; readers would rename it to {field.lower()!r}"
+        elif not _FIELD.match(field) or _has_control(field):
+            problem = "must be dot-separated components without white space, control characters or any of / ; ? :"
+        if problem:
+            raise SampleError(f"sample {key!r}: field {field!r} {problem}", key=key, field=str(field))
+    if empty:
+        raise SampleError(
+            f"sample {key!r}: has no fields; a tar cannot hold it. Give it at least one, or leave it out", key=key
+        )
+
+
+def fields_of(sample: Mapping[str, Any]) -> list[str]:
+    """Return the names of a sample's fields, sorted: everything but ``__key__``, ``__url__`` and ``__source__``.
+
+    Example:
+        >>> fields_of({"__key__": "a", "txt": b"", "jpg": b""})
+        ['jpg', 'txt']
+    """
+    return sorted((name for name in sample if name not in RESERVED), key=str)
+
+
+def _has_control(text: str) -> bool:
+    return not (text.isascii() and text.isprintable()) and any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSelection:
+    """Which fields of a sample are wanted, and under which names.
+
+    Attributes:
+        wanted: For each name in the result, the fields to take it from, the first that is there; empty: every field
+            as it is.
+        optional: The names that may be missing; they are None then.
+
+    Example:
+        >>> selection = FieldSelection.parse({"image": "jpg;png", "caption": "txt?"})
+        >>> selection.pick({"__key__": "a", "png": b"...", "cls": b"1"})
+        {'__key__': 'a', 'image': b'...', 'caption': None}
+    """
+
+    wanted: dict[str, tuple[str, ...]]
+    optional: frozenset[str]
+
+    @classmethod
+    def parse(cls, fields: Sequence[str] | Mapping[str, str] | None) -> "FieldSelection":
+        """Return the selection that a ``fields`` argument means.
+
+        Args:
+            fields: None for everything; ``("jpg", "cls")``; or ``{"image": "jpg;jpeg;png", "label": "cls"}`` with
+                alternatives in order of preference. A trailing ``?`` makes it optional.
+
+        Raises:
+            ArgumentError: It is none of these.
+        """
+        if fields is None:
+            return cls({}, frozenset())
+        if isinstance(fields, str):
+            raise ArgumentError(f'fields must be a sequence or a mapping, got the text {fields!r}; write ("{fields}",)')
+        items = (
+            fields.items() if isinstance(fields, Mapping) else [(str(f).split(";")[0].rstrip("?"), f) for f in fields]
+        )
+        wanted: dict[str, tuple[str, ...]] = {}
+        optional = set()
+        for name, spec in items:
+            alternatives = tuple(a.strip().lower() for a in str(spec).removesuffix("?").split(";"))
+            if not all(alternatives) or name in RESERVED or name in wanted:
+                raise ArgumentError(f"fields: {name!r} from {spec!r} is empty, reserved or named twice")
+            wanted[name] = alternatives
+            if str(spec).endswith("?"):
+                optional.add(name)
+        if not wanted:
+            raise ArgumentError("fields is empty; leave it out to take every field")
+        return cls(wanted, frozenset(optional))
+
+    def wants(self, field: str) -> bool:
+        """Say whether a field is needed."""
+        return not self.wanted or any(field in alternatives for alternatives in self.wanted.values())
+
+    def pick(self, sample: Sample) -> Sample:
+        """Return a new sample with the wanted fields under their new names; what is not a field is kept.
+
+        Raises:
+            SampleError: A field is missing and not optional.
+        """
+        if not self.wanted:
+            return sample
+        picked = {name: sample[name] for name in sample if name in RESERVED}
+        for name, alternatives in self.wanted.items():
+            for field in alternatives:
+                if field in sample:
+                    picked[name] = sample[field]
+                    break
+            else:
+                if name not in self.optional:
+                    raise self._missing(sample, name, alternatives)
+                picked[name] = None
+        return picked
+
+    @staticmethod
+    def _missing(sample: Sample, name: str, alternatives: tuple[str, ...]) -> SampleError:
+        key, url = str(sample.get(KEY, "")), str(sample.get(URL, ""))
+        return SampleError(
+            f"{url + ': ' if url else ''}sample {key!r}: has no field {' or '.join(alternatives)} (it has "
+            f"{', '.join(fields_of(sample)) or 'none of those asked for'}); write {';'.join(alternatives) + '?'!r} "
+            "to get None instead",
+            key=key,
+            url=url,
+            field=name,
+        )
