@@ -22,6 +22,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     tar         members <-> bytes
     index       where each sample of a shard lies
     manifest    the list of a dataset's shards
+    reader      shards -> samples
 """
 
 from importlib import import_module

@@ -18,7 +18,7 @@ SOURCES = {path.stem: path for path in (ROOT / "shardkit").glob("*.py") if path.
 # The order of a sample's way. The same list stands in shardkit's docstring and in the README's table of modules.
 LAYERS = [
     *["errors", "hashing", "sample", "storage"],
-    *["decompress", "compress", "arrays", "pixels", "codecs", "headers", "tar", "index", "manifest"],
+    *["decompress", "compress", "arrays", "pixels", "codecs", "headers", "tar", "index", "manifest", "reader"],
 ]
 
 # The words of every public signature: the same thing has the same name everywhere.
