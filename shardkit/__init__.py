@@ -23,6 +23,8 @@ The modules, in the order of a sample's way. Each imports only from those above 
     index       where each sample of a shard lies
     manifest    the list of a dataset's shards
     reader      shards -> samples
+    scan        a shard -> all that an index says of it
+    indexing    shards -> a dataset
 """
 
 from importlib import import_module
@@ -42,6 +44,7 @@ from shardkit.errors import (
     TruncatedShardError,
     UnfinishedDatasetError,
 )
+from shardkit.indexing import index_shards
 
 __all__ = [
     "ArgumentError",
@@ -56,6 +59,7 @@ __all__ = [
     "TooManySkippedError",
     "TruncatedShardError",
     "UnfinishedDatasetError",
+    "index_shards",
 ]
 
 __version__ = "0.1.0"

@@ -45,7 +45,7 @@ class Shard:
     @property
     def index_url(self) -> str:
         """Where its index is, relative to the manifest."""
-        return strip_suffix(self.url) + ".parquet"
+        return index_name(self.url)
 
 
 @dataclass(frozen=True)
@@ -261,9 +261,25 @@ def strip_suffix(name: str) -> str:
     return name
 
 
-def _check_inside(url: str, where: str) -> None:
+def index_name(url: str) -> str:
+    """Return where a shard's index is, relative to the manifest.
+
+    That is beside the shard; for a shard outside the manifest's folder it is in that folder.
+
+    Example:
+        >>> index_name("a/train-000000.tar.zst"), index_name("../read-only/train-000000.tar")
+        ('a/train-000000.parquet', 'train-000000.parquet')
+    """
+    return strip_suffix(url if _is_inside(url) else split_url(url)[1]) + ".parquet"
+
+
+def _is_inside(url: str) -> bool:
     parts = url.replace("\\", "/").split("/")
-    if not url or ":" in parts[0] or parts[0] == "" or ".." in parts or parts[0].startswith("-"):
+    return parts[0] != "" and ":" not in parts[0] and ".." not in parts and not parts[0].startswith("-")
+
+
+def _check_inside(url: str, where: str) -> None:
+    if not _is_inside(url):
         raise DatasetError(
             f"{where}: names the shard {url!r}, which is outside its folder; if you trust who wrote it, "
             "pass allow_any_url=True",

@@ -19,6 +19,7 @@ SOURCES = {path.stem: path for path in (ROOT / "shardkit").glob("*.py") if path.
 LAYERS = [
     *["errors", "hashing", "sample", "storage"],
     *["decompress", "compress", "arrays", "pixels", "codecs", "headers", "tar", "index", "manifest", "reader"],
+    *["scan", "indexing"],
 ]
 
 # The words of every public signature: the same thing has the same name everywhere.
@@ -28,6 +29,7 @@ VOCABULARY = {
     *["seed", "shard_bytes", "shard_samples", "shuffle", "split_by", "splits", "storage_options", "transform", "where"],
     *["worker_type", "world_size"],
     # what a call is about
+    *["classes", "out"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
     # codecs: a value and its bytes, and the bounds on what they may claim
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
