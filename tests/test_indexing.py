@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import tarfile
 import zlib
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -126,7 +128,8 @@ def samples_in(index, tar):
 @pytest.fixture
 def packed(tmp_path):
     """Return the manifest of a dataset of ours: two zst shards of several blocks."""
-    with ShardWriter(str(tmp_path / "train"), compression="zst", shard_samples=20, block_bytes=6000) as writer:
+    options = {"compression": "zst", "shard_samples": 20, "block_bytes": 6000, "columns": {"label": "cls"}}
+    with ShardWriter(str(tmp_path / "train"), **options) as writer:
         for i in range(35):
             sample = {"__key__": f"{i:04d}", "txt": "a caption " * 50, "cls": i % 3, "__source__": f"photos/{i}"}
             writer.write(sample)
@@ -192,6 +195,9 @@ def test_a_dataset_of_ours_that_is_indexed_again_is_what_it_was(packed):
     before = [index_of(packed, i) for i in range(2)]
     rows = [index.rows() for index in before]
 
+    packed = replace(packed, packed={"seed": 0}, classes=("cat", "dog", "fox"))
+    Path(packed.url, "manifest.json").write_text(packed.to_json())
+
     manifest = index_shards(packed.url)
 
     after = [index_of(manifest, i) for i in range(2)]
@@ -206,7 +212,7 @@ def test_lost_indexes_of_our_zst_shards_are_made_again_with_a_block_a_frame(pack
     for name in ("manifest.json", "train-000000.parquet", "train-000001.parquet"):
         (tmp_path / "train" / name).unlink()
 
-    manifest = index_shards(packed.url, block_bytes="1KB")
+    manifest = index_shards(packed.url, block_bytes="1KB", columns={"label": "cls"})
 
     assert manifest == packed
     blocks, stored = index_of(manifest).blocks, (tmp_path / "train" / manifest.shards[0].url).read_bytes()
@@ -216,8 +222,8 @@ def test_lost_indexes_of_our_zst_shards_are_made_again_with_a_block_a_frame(pack
         assert zlib.crc32(data) == blocks.crc32[i]
 
 
-@pytest.mark.parametrize("cut", [512, 1024, 3000])
-def test_blocks_of_foreign_frames_are_not_read_on_their_own(cut, tmp_path):
+@pytest.mark.parametrize(("cut", "block_samples"), [(512, 2), (1024, 2), (1536, 1), (3000, 2)])
+def test_blocks_of_foreign_frames_are_not_read_on_their_own(cut, block_samples, tmp_path):
     tar = tar_of(members_of(SAMPLES))
     frames = [(compress_frame(part, 3), len(part)) for part in (tar[:cut], tar[cut:])]
     table = seek_table([(len(frame), size) for frame, size in frames])
@@ -226,6 +232,7 @@ def test_blocks_of_foreign_frames_are_not_read_on_their_own(cut, tmp_path):
     manifest = index_shards(str(tmp_path), block_bytes=4000)
     blocks = index_of(manifest).blocks
 
+    assert manifest.block_samples == block_samples  # the first sample ends at byte 1536
     assert len(blocks) > 1
     assert len(blocks.stored_offset) == len(blocks.stored_size) == 0
 
@@ -310,6 +317,15 @@ def test_columns_are_fields_or_functions_of_the_sample(tmp_path):
     assert index_shards(str(tmp_path), overwrite=True).columns == {}
 
 
+def test_columns_of_other_bytes_are_not_taken_over(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"7")]))
+    index_shards(str(tmp_path), columns={"label": "cls"})
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"8")]))
+
+    assert index_shards(str(tmp_path)).columns == {}
+
+
 def test_columns_that_fail_or_have_no_common_type_name_the_column(tmp_path):
     for i in range(2):
         (tmp_path / f"{i}.tar").write_bytes(tar_of([(f"{i}.cls", b"%d" % i)]))
@@ -364,7 +380,7 @@ def test_a_manifest_that_cannot_be_read_is_replaced_only_when_asked_for(packed, 
     with pytest.raises(DatasetError, match="wids wrote it"):
         index_shards(packed.url)
 
-    assert index_shards(packed.url, overwrite=True) == packed
+    assert index_shards(packed.url, overwrite=True, columns={"label": "cls"}) == packed
 
 
 def test_an_unfinished_dataset_is_not_finished_by_an_index(packed, tmp_path):
