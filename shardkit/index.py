@@ -217,7 +217,7 @@ class ShardIndex:
         >>> facts = ShardFacts("x.tar", 1, 2048, 2048, "00" * 32, "none", 1, ("txt",))
         >>> none = np.zeros(0, dtype=np.int64)
         >>> write_index(file := io.BytesIO(), builder.table(), facts, BlockTable(none, none, none, none, none))
-        >>> ShardIndex(file, "x.parquet").keys()
+        >>> ShardIndex(file, "x.parquet").sample_keys()
         ['a']
     """
 
@@ -284,7 +284,7 @@ class ShardIndex:
                 f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
             ) from error
 
-    def keys(self) -> list[str]:
+    def sample_keys(self) -> list[str]:
         """Return the samples' keys, in order."""
         keys: list[str] = self.rows([KEY]).column(KEY).to_pylist()
         return keys

@@ -1,0 +1,104 @@
+"""Names of files -> keys and fields.
+
+A key is the path below the folder without its extension, ``/`` between folders. What a key cannot hold is
+written as ``%XX``, the hexadecimal bytes of its UTF-8: dots in the last part, ``%`` itself, control characters, and
+leading underscores of parts that readers would skip. So different files have different keys. Where several images
+differ only in their extension, it becomes part of their keys (``a%2Ejpg``, ``a%2Epng``).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shardkit.errors import SampleError, SourceError
+from shardkit.sample import check_fields, check_key
+
+
+def split_extension(path: str) -> tuple[str, str]:
+    """Return a path without its extension, and the extension in lower case with its dot.
+
+    Example:
+        >>> split_extension("v1.5/0001.JPEG")
+        ('v1.5/0001', '.jpeg')
+    """
+    dot = path.rfind(".", path.rfind("/") + 2)
+    return (path, "") if dot < 0 else (path[:dot], path[dot:].lower())
+
+
+def escape_key(stem: str) -> str:
+    """Return a key for a path without extension. It is one to one, and leaves valid keys without ``%`` as they are."""
+    parts = stem.split("/")
+    parts[-1] = "".join(f"%{ord('.'):X}" if c == "." else c for c in _escape_part(parts[-1]))
+    return "/".join([*(_escape_part(part) for part in parts[:-1]), parts[-1]])
+
+
+def _escape_part(part: str) -> str:
+    if part.startswith("__"):
+        part, prefix = part[1:], "%5F"
+    else:
+        prefix = ""
+    escaped = (
+        c
+        if c != "%" and (c.isprintable() or ord(c) > 0x9F) and not 0xD800 <= ord(c) <= 0xDFFF
+        else "".join(f"%{b:02X}" for b in c.encode("utf-8", "surrogateescape"))
+        for c in part
+    )
+    return prefix + "".join(escaped)
+
+
+def distinct_keys(paths: Sequence[str]) -> list[str]:
+    """Return a key for each path; those that would be equal get the extension into the key."""
+    short = [escape_key(split_extension(path)[0]) for path in paths]
+    full = [escape_key(path) for path in paths]
+    keys = short
+    while True:
+        count = Counter(keys)
+        if len(count) == len(keys):
+            break
+        keys = [f if count[k] > 1 else k for k, f in zip(keys, full, strict=True)]
+    for key, path in zip(keys, paths, strict=True):
+        check_names(key, ["jpg"], path)
+    return keys
+
+
+def check_names(key: str, fields: Sequence[str], path: str) -> None:
+    """Check that the key and the fields made of a file's name can be written. Raises SourceError."""
+    try:
+        check_key(key)
+        check_fields(key, fields)
+    except SampleError as error:
+        raise SourceError(f"{path}: cannot be packed under this name ({error})") from error
+
+
+def split_file(path: str, endings: Sequence[str] | None) -> tuple[str, str] | None:
+    """Return what of a file's path becomes the key and the field; None if it ends in none of ``endings``.
+
+    Args:
+        path: The path below the folder.
+        endings: The endings that are fields, in lower case, longest first; None for any extension.
+
+    Raises:
+        SourceError: There is no extension, or it is not clear where the key ends.
+
+    Example:
+        >>> split_file("0001.seg.PNG", ["seg.png", "png"])
+        ('0001', 'seg.png')
+    """
+    parent, _, name = path.rpartition("/")
+    prefix = f"{parent}/" if parent else ""
+    if endings is not None:
+        for ending in endings:
+            if name.lower().endswith("." + ending) and len(name) > len(ending) + 1:
+                return prefix + name[: -len(ending) - 1], ending
+        return None
+    stem, dot, extension = name.partition(".")
+    if not dot or not extension:
+        raise SourceError(
+            f"{path}: has no extension, so it has no field; rename it, or say which endings are fields: "
+            'fields=("jpg", "txt")'
+        )
+    if "." in extension:
+        raise SourceError(
+            f"{path}: has several dots, so it is not clear where its key ends; say which endings are fields, "
+            f'for example fields=("{extension.lower()}",) or fields=("{extension.rpartition(".")[2].lower()}",)'
+        )
+    return prefix + stem, extension.lower()

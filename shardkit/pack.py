@@ -1,0 +1,374 @@
+"""A source -> a dataset: shuffled, levelled, split, resumable.
+
+Where the sizes are known the plan is made at once; else the samples go once through a spill on disk. The plan says
+which sample goes into which shard, so that a shard is a task of its own that gives the same bytes wherever and
+whenever it is done.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from shardkit.columns import Column, ColumnMaker
+from shardkit.compress import Compression, parse_compression
+from shardkit.errors import DatasetExistsError, SourceError
+from shardkit.hashing import Permutation, derive
+from shardkit.index import choose_block_samples
+from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, read_manifest
+from shardkit.plan import ShardPlan, assign_splits, plan_shards
+from shardkit.progress import track
+from shardkit.records import ListedPart, ListedRecords, Records, Transform
+from shardkit.resume import Request, Target, describe_function
+from shardkit.sample import Sample
+from shardkit.shards import (
+    EncodedSample,
+    OpenShard,
+    WrittenShard,
+    choose_compression,
+    encode_sample,
+)
+from shardkit.sources import ListedSource
+from shardkit.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segment, write_segments
+from shardkit.storage import join, local_path, parse_bytes, remove_temporary_files, storage_for
+from shardkit.tar import END_OF_ARCHIVE
+from shardkit.work import Cancelled, Workers
+from shardkit.writer import (
+    assemble_manifest,
+    check_shard_samples,
+    check_unique,
+    clean_destination,
+    dataset_name,
+    publish_manifest,
+    shard_stem,
+    too_large,
+)
+
+T = TypeVar("T")
+
+PLAN_VERSION = 1
+_SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
+_CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
+_CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
+
+
+@dataclass(frozen=True)
+class _ShardTask:
+    """Writes one shard."""
+
+    folder: str
+    stem: str
+    samples: Iterable[EncodedSample]
+    compression: Compression
+    block_samples: int
+    columns: Mapping[str, Column]
+    plan: str
+
+    def run(self, stop: threading.Event) -> WrittenShard:
+        with OpenShard(
+            self.folder,
+            self.stem,
+            compression=self.compression,
+            block_samples=self.block_samples,
+            columns=ColumnMaker(self.columns),
+            plan=self.plan,
+            overwrite=True,  # what has its name is itself, from an attempt that was killed before its index
+        ) as shard:
+            for sample in _until(stop, self.samples):
+                shard.file.add(sample)
+            return shard.publish()
+
+
+@dataclass(frozen=True)
+class _SpillTask:
+    """Writes one segment of a spill, unless it is there already."""
+
+    url: str
+    samples: ListedPart
+    fingerprint: str
+
+    def run(self, stop: threading.Event) -> Segment:
+        return write_segment(self.url, _until(stop, self.samples), fingerprint=self.fingerprint)
+
+
+def _until(stop: threading.Event, samples: Iterable[T]) -> Iterator[T]:
+    for sample in samples:
+        if stop.is_set():
+            raise Cancelled
+        yield sample
+
+
+class _Pack:
+    """One call of ``pack``."""
+
+    def __init__(
+        self,
+        source: ListedSource | Iterable[Mapping[str, Any]],
+        folder: str,
+        request: Request,
+        workers: Workers,
+        *,
+        progress: bool,
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._request = request
+        self._described = {"version": PLAN_VERSION, "source": type(source).__name__, **request.describe()}
+        self._workers = workers
+        self._progress = progress
+        names = list(request.splits) if request.splits is not None else []
+        self._targets = {n: Target(join(folder, n), self._described) for n in names} or {
+            dataset_name(folder): Target(folder, self._described)
+        }
+
+    def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
+        if self._request.splits is not None:
+            _refuse_dataset(self._folder)
+        for target in self._targets.values():
+            target.claim(resume=resume, overwrite=overwrite)
+        spill = join(self._folder, SPILL_NAME)
+        if not resume:
+            shutil.rmtree(local_path(spill), ignore_errors=True)
+        records = self._records(spill)
+        self._check(records)
+        manifests = self._write(records)
+        shutil.rmtree(local_path(spill), ignore_errors=True)
+        return manifests
+
+    def _records(self, spill: str) -> Records:
+        source, transform = self._source, self._request.transform
+        if isinstance(source, ListedSource):
+            if transform is None:
+                return ListedRecords(source)
+            return Spill.of(self._spill_listed(source, transform, spill))
+        for target in self._targets.values():
+            target.mark({"request": self._described})
+        samples = source if transform is None else _transformed(source, transform)
+        with track("reading", total=None, enabled=self._progress) as advance:
+            segments = list(write_segments(spill, _counted((encode_sample(s) for s in samples), advance)))
+        return Spill.of(segments)
+
+    def _spill_listed(self, source: ListedSource, transform: Transform, spill: str) -> list[Segment]:
+        """Encode a listed source with a transform, in parallel; segments that an earlier call finished are kept."""
+        for target in self._targets.values():
+            target.mark({"request": self._described})
+        whole = f"{source.fingerprint()} {describe_function(transform)}"
+        starts = range(0, len(source), _SPILL_SAMPLES)
+        segments: dict[str, Segment] = {}
+        tasks = []
+        for number, start in enumerate(starts):
+            url = segment_url(spill, number)
+            fingerprint = hashlib.sha256(f"{whole} {start} {_SPILL_SAMPLES}".encode()).hexdigest()
+            earlier = read_segment(url)
+            if earlier is not None and earlier.fingerprint == fingerprint:
+                segments[url] = earlier
+            else:
+                part = source.take(range(start, min(start + _SPILL_SAMPLES, len(source))))
+                tasks.append(_SpillTask(url, ListedPart(part, transform), fingerprint))
+        with track("transforming", total=len(source), enabled=self._progress) as advance:
+            for segment in self._workers.run(tasks):
+                segments[segment.url] = segment
+                advance(len(segment.samples))
+        return [segments[segment_url(spill, number)] for number in range(len(starts))]
+
+    def _check(self, records: Records) -> None:
+        if not len(records.hashes):
+            raise SourceError("the source has no samples; nothing was written")
+        largest = int(records.tar_sizes.argmax())
+        if records.tar_sizes[largest] > self._capacity:
+            raise too_large(records.key(largest), int(records.tar_sizes[largest]), self._request.shard_bytes)
+        check_unique(records.hashes, lambda: (records.key(i) for i in range(len(records.hashes))))
+
+    @property
+    def _capacity(self) -> int:
+        return self._request.shard_bytes - len(END_OF_ARCHIVE)
+
+    def _write(self, records: Records) -> dict[str, Manifest]:
+        request = self._request
+        compression = self._choose_compression(records)
+        digest = hashlib.sha256(json.dumps([self._described, records.digest]).encode()).hexdigest()
+        packed = {"request": self._described, "plan": digest, "compression": _spelled(compression)}
+        unfinished = {name: target for name, target in self._targets.items() if target.mark(packed)}
+        plans = self._plan(records)
+        done: dict[str, WrittenShard] = {}
+        sizes = {
+            name: choose_block_samples(len(plan.order), int(records.tar_sizes[plan.order].sum()), request.block_bytes)
+            for name, plan in plans.items()
+        }
+
+        def tasks() -> Iterator[_ShardTask]:
+            for name, target in unfinished.items():
+                remove_temporary_files(target.folder)
+                for number in range(len(plans[name])):
+                    stem = shard_stem(target.folder, number)
+                    earlier = target.finished_shard(stem, compression, digest)
+                    if earlier is not None:
+                        done[earlier.shard.url] = earlier
+                        advance(earlier.shard.samples)
+                        continue
+                    samples = records.take(plans[name].positions(number))
+                    yield _ShardTask(target.folder, stem, samples, compression, sizes[name], request.columns, digest)
+
+        total = sum(len(plans[name].order) for name in unfinished)
+        with track("packing", total=total, enabled=self._progress) as advance:
+            for written in self._workers.run(tasks()):
+                done[written.shard.url] = written
+                advance(written.shard.samples)
+        for name, target in unfinished.items():
+            stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
+            manifest = assemble_manifest(
+                [done[stem + compression.suffix] for stem in stems],
+                block_samples=sizes[name],
+                classes=getattr(self._source, "classes", ()),
+                packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
+                url=target.folder,
+            )
+            publish_manifest(storage_for(target.folder), target.folder, manifest)
+        return {name: read_manifest(target.folder) for name, target in self._targets.items()}
+
+    def _plan(self, records: Records) -> dict[str, ShardPlan]:
+        request = self._request
+        parts = {next(iter(self._targets)): np.arange(len(records.hashes), dtype=np.int64)}
+        if request.splits is not None:
+            parts = assign_splits(records.hashes, request.splits, request.split_by, records.key)
+        return {
+            name: plan_shards(
+                positions,
+                records.tar_sizes,
+                capacity=self._capacity,
+                shard_samples=request.shard_samples,
+                seed=request.seed,
+            )
+            for name, positions in parts.items()
+        }
+
+    def _choose_compression(self, records: Records) -> Compression:
+        if self._request.compression != "auto":
+            return parse_compression(self._request.compression)
+        count = len(records.hashes)
+        some = Permutation(count, key=derive(_CHOICE_DOMAIN)).forward(np.arange(min(count, _CHOICE_SAMPLES)))
+        return choose_compression(data for sample in records.take(some) for _, data in sample.members)
+
+
+def _refuse_dataset(folder: str) -> None:
+    for name in (MANIFEST_NAME, UNFINISHED_NAME):
+        if name in storage_for(folder).list(folder):
+            raise DatasetExistsError(
+                f"{folder}: is a dataset itself ({name} stands in it), so splits cannot be written below it; "
+                "choose another folder, or delete it",
+                url=folder,
+            )
+
+
+def _transformed(samples: Iterable[Mapping[str, Any]], transform: Transform) -> Iterator[Sample]:
+    for sample in samples:
+        changed = transform(dict(sample))
+        if changed is not None:
+            yield changed
+
+
+def _counted(samples: Iterable[T], advance: Callable[[int], None]) -> Iterator[T]:
+    for sample in samples:
+        yield sample
+        advance(1)
+
+
+def _spelled(compression: Compression) -> str:
+    return f"{compression.name}:{compression.level}" if compression.level else compression.name
+
+
+def pack(  # noqa: PLR0913 - one call that says it all; each has a default
+    source: ListedSource | Iterable[Mapping[str, Any]],
+    destination: str | os.PathLike[str],
+    *,
+    shard_bytes: int | str = "256MB",
+    shard_samples: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    compression: str = "auto",
+    block_bytes: int | str = "1MB",
+    columns: Mapping[str, Column] | None = None,
+    splits: Mapping[str, float] | None = None,
+    split_by: Callable[[str], str] | None = None,
+    transform: Transform | None = None,
+    num_workers: int | None = None,
+    worker_type: Literal["thread", "process"] = "thread",
+    executor: Executor | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> dict[str, Manifest]:
+    """Pack samples into shuffled shards of equal size, and publish them as a dataset, or as one dataset per split.
+
+    Every sample is written exactly once. The order is a keyed permutation of all samples, decided by ``seed``; memory
+    stays bounded. The same source and arguments give the same bytes, whatever does the work. Nothing incomplete ever
+    has a final name; a manifest comes last. After a crash, a full disk or Ctrl-C, the same call goes on where it
+    stopped; where the samples come from a plain iterable or a transform, they are gone through again first, and only
+    shards that are missing are written.
+
+    Args:
+        source: An ``ImageFolder``, a ``FileFolder``, a ``ShardSource``, or any iterable of samples: dicts with
+            ``__key__`` and fields, whose values are bytes, text, or what the field's codec encodes.
+        destination: The dataset's folder; with ``splits``, the folder of the datasets' folders.
+        shard_bytes: The most that a shard may have, uncompressed, headers and padding included. The shards are
+            levelled below it.
+        shard_samples: The most samples that a shard may have.
+        shuffle: False keeps the source's order.
+        seed: Decides the order.
+        compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; ``"auto"`` takes zst if the
+            payload shrinks by a tenth or more, else none.
+        block_bytes: About how large a block is to be: the unit of reading in training.
+        columns: Values to promote into the index: a field's name, or a function of the sample.
+        splits: Shares that add up to 1, for example ``{"train": 0.9, "val": 0.1}``. A sample's split depends on its
+            key alone.
+        split_by: Gives from the key what decides the split instead, so that what belongs together stays together.
+        transform: Called with each sample before it is written; returns it, changed or not, or None to leave it out.
+        num_workers: How many shards are written at the same time; None for one a processor.
+        worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
+            then).
+        executor: Writes the shards instead of workers of our own; what it reaches must see the source and the
+            destination.
+        resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
+            anew.
+        overwrite: Replace another dataset that is in the way.
+        progress: Show a bar on standard error, if that is a terminal.
+
+    Returns:
+        The manifests, by split; without ``splits``, one under the destination's name.
+
+    Raises:
+        DatasetExistsError: Another dataset is in the way, or what an unfinished pack with other arguments or another
+            source left. Nothing was changed.
+        SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
+            shard was written.
+        SourceError: The source is empty, or changed while it was read.
+        OSError: A file could not be read or written. The same call goes on from there.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> samples = ({"__key__": f"{i:04d}", "cls": i % 10} for i in range(100))
+        >>> pack(samples, f"{folder}/digits", splits={"train": 0.8, "val": 0.2})["train"].num_samples
+        91
+    """
+    request = Request(
+        shard_bytes=parse_bytes(shard_bytes),
+        shard_samples=check_shard_samples(shard_samples),
+        seed=seed if shuffle else None,
+        compression=compression if compression == "auto" else _spelled(parse_compression(compression)),
+        block_bytes=parse_bytes(block_bytes),
+        columns=ColumnMaker(columns).columns,
+        splits=dict(splits) if splits is not None else None,
+        split_by=split_by,
+        transform=transform,
+    )
+    workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
+    job = _Pack(source, clean_destination(destination), request, workers, progress=progress)
+    return job.run(resume=resume, overwrite=overwrite)

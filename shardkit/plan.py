@@ -1,0 +1,152 @@
+"""Which sample goes into which shard and in which order: decided before anything is written, from sizes alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import ArgumentError
+from shardkit.hashing import UInt64Array, derive, hash_key, mix64_array, shuffled
+
+_SPLIT_DOMAIN = derive(0x5350_4C49_54)  # "SPLIT": independent of every seed
+_SHUFFLE_DOMAIN = 0x5041_434B  # "PACK"
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One dataset's samples in the order in which they are written, and where its shards begin.
+
+    Attributes:
+        order: Positions in the source: int64, (samples,).
+        starts: Where in ``order`` each shard begins, and at last its end: int64, (shards + 1,).
+    """
+
+    order: Positions
+    starts: Positions
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def positions(self, shard: int) -> Positions:
+        """Return the positions in the source of one shard's samples, in order."""
+        return self.order[self.starts[shard] : self.starts[shard + 1]]
+
+
+def plan_shards(
+    positions: Positions,
+    sizes: npt.NDArray[np.int64],
+    *,
+    capacity: int,
+    shard_samples: int | None,
+    seed: int | None,
+) -> ShardPlan:
+    """Return the plan of one dataset.
+
+    Args:
+        positions: The samples' positions in the source.
+        sizes: The tar bytes of every sample of the source, by position.
+        capacity: The most bytes of samples that a shard holds; no sample is larger.
+        shard_samples: The most samples that a shard holds, or None.
+        seed: Decides the order; None keeps the source's.
+
+    Example:
+        >>> sizes = np.full(10, 100)
+        >>> plan_shards(np.arange(10), sizes, capacity=400, shard_samples=None, seed=None).starts.tolist()
+        [0, 3, 7, 10]
+    """
+    order = positions
+    if seed is not None:
+        order = positions[shuffled(len(positions), key=derive(_SHUFFLE_DOMAIN, seed))]
+    return ShardPlan(order, cut(sizes[order], capacity=capacity, shard_samples=shard_samples))
+
+
+def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | None) -> Positions:
+    """Cut a sequence of samples into the fewest shards that hold them, as equal as can be.
+
+    Each shard takes an equal share of what is left, moved as little as the capacity of this shard and of those after
+    it demands.
+
+    Args:
+        sizes: Of the samples, in order.
+        capacity: The most bytes that a shard holds; no sample is larger.
+        shard_samples: The most samples that a shard holds, or None.
+
+    Returns:
+        Where each shard begins, and at last the number of samples: int64, (shards + 1,).
+
+    Example:
+        >>> cut(np.array([5, 5, 5, 1]), capacity=11, shard_samples=None).tolist()
+        [0, 2, 4]
+    """
+    samples = len(sizes)
+    most = shard_samples or samples or 1
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+
+    def last_end(start: int) -> int:
+        """Where a shard that begins at ``start`` ends at the latest."""
+        return min(int(np.searchsorted(ends, ends[start] + capacity, side="right")) - 1, start + most)
+
+    def first_start(end: int) -> int:
+        """Where a shard that ends at ``end`` begins at the earliest."""
+        return max(int(np.searchsorted(ends, ends[end] - capacity, side="left")), end - most)
+
+    earliest = [samples]  # where the last k shards begin at the earliest, k = 0, 1, ...
+    while earliest[-1] > 0:
+        earliest.append(first_start(earliest[-1]))
+    shards = len(earliest) - 1
+    starts = [0]
+    for left in range(shards, 1, -1):
+        start = starts[-1]
+        by_bytes = ends[start] + (ends[samples] - ends[start]) / left
+        if shard_samples is not None and shards == -(-samples // most):  # the number of samples is what binds
+            near = start + round((samples - start) / left)
+        else:
+            near = int(np.searchsorted(ends, by_bytes))
+            if near > start and by_bytes - ends[near - 1] < ends[near] - by_bytes:
+                near -= 1
+        starts.append(min(max(near, earliest[left - 1]), last_end(start)))
+    if shards:
+        starts.append(samples)
+    return np.array(starts, dtype=np.int64)
+
+
+def assign_splits(
+    hashes: UInt64Array, splits: Mapping[str, float], split_by: Callable[[str], str] | None, keys: Callable[[int], str]
+) -> dict[str, Positions]:
+    """Return the positions of each split's samples, by a hash of their keys that no seed touches.
+
+    So a sample stays in its split when the data is shuffled anew or grows.
+
+    Args:
+        hashes: ``hash_key`` of every key: uint64, (samples,).
+        splits: The share of each split; they add up to 1.
+        split_by: Gives what is hashed instead of the key, for example the patient of an image, so that what belongs
+            together stays together.
+        keys: Gives the key at a position; called only with ``split_by``.
+
+    Raises:
+        ArgumentError: The shares are not positive or do not add up to 1.
+
+    Example:
+        >>> from shardkit.hashing import hash_keys
+        >>> hashes = hash_keys(str(i) for i in range(1000))
+        >>> {name: len(p) for name, p in assign_splits(hashes, {"train": 0.9, "val": 0.1}, None, str).items()}
+        {'train': 883, 'val': 117}
+    """
+    shares = list(splits.values())
+    if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+        raise ArgumentError(f"splits must be positive shares that add up to 1, got {dict(splits)!r}")
+    for name in splits:
+        if not name or "/" in name or name.startswith("."):
+            raise ArgumentError(f"splits: {name!r} is not a folder's name")
+    if split_by is not None:
+        hashes = np.fromiter(
+            (hash_key(split_by(keys(i))) for i in range(len(hashes))), dtype=np.uint64, count=len(hashes)
+        )
+    uniform = (mix64_array(hashes ^ np.uint64(_SPLIT_DOMAIN)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    bounds = np.cumsum(shares)[:-1]
+    number = np.searchsorted(bounds, uniform, side="right")
+    return {name: np.flatnonzero(number == i) for i, name in enumerate(splits)}

@@ -1,0 +1,74 @@
+"""Samples whose sizes are known before they are read, encoded when they are needed."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.hashing import UInt64Array, hash_keys
+from shardkit.sample import Sample
+from shardkit.shards import EncodedSample, encode_sample, sample_size
+from shardkit.sources import ListedSource
+
+Transform: TypeAlias = Callable[[Sample], Sample | None]
+
+
+class Records(Protocol):
+    """Samples whose sizes and keys are known: a listed source, or a spill.
+
+    Attributes:
+        tar_sizes: The bytes that each sample takes in a tar: int64, (samples,).
+        hashes: ``hash_key`` of each key: uint64, (samples,).
+        digest: Text that changes when a sample does.
+    """
+
+    tar_sizes: npt.NDArray[np.int64]
+    hashes: UInt64Array
+    digest: str
+
+    def take(self, positions: npt.NDArray[np.int64], /) -> Iterable[EncodedSample]:
+        """Return some of the samples, in that order; what is returned is small to pickle."""
+        ...
+
+    def key(self, position: int, /) -> str:
+        """Return a sample's key."""
+        ...
+
+
+class ListedRecords:
+    """A listed source as records."""
+
+    def __init__(self, source: ListedSource) -> None:
+        self._source = source
+        count = len(source)
+        self.tar_sizes = np.fromiter(
+            (sample_size(source.key(i), source.sizes(i)) for i in range(count)), dtype=np.int64, count=count
+        )
+        self.hashes = hash_keys(source.key(i) for i in range(count))
+        self.digest = source.fingerprint()
+
+    def take(self, positions: npt.NDArray[np.int64], /) -> "ListedPart":
+        """Return some of the samples, in that order."""
+        return ListedPart(self._source.take(positions.tolist()))
+
+    def key(self, position: int, /) -> str:
+        """Return a sample's key."""
+        return self._source.key(position)
+
+
+@dataclass(frozen=True)
+class ListedPart:
+    """Some samples of a listed source, read, perhaps transformed, and encoded when they are iterated over."""
+
+    source: ListedSource
+    transform: Transform | None = None
+
+    def __iter__(self) -> Iterator[EncodedSample]:
+        for position in range(len(self.source)):
+            sample: Sample | None = self.source.read(position)
+            if self.transform and sample is not None:
+                sample = self.transform(sample)
+            if sample is not None:
+                yield encode_sample(sample)

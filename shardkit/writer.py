@@ -1,0 +1,316 @@
+"""Samples -> shards, one after the other in the order given; and what every writer of a dataset does at its folder."""
+
+import json
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.columns import Column, ColumnMaker
+from shardkit.compress import parse_compression
+from shardkit.errors import ArgumentError, DatasetExistsError, SampleError
+from shardkit.hashing import hash_key
+from shardkit.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
+from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
+from shardkit.shards import (
+    EncodedSample,
+    OpenShard,
+    WrittenShard,
+    choose_compression,
+    encode_sample,
+    sample_size,
+)
+from shardkit.storage import Storage, join, parse_bytes, split_url, storage_for
+from shardkit.tar import END_OF_ARCHIVE
+
+_STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
+
+
+def assemble_manifest(
+    written: Sequence[WrittenShard],
+    *,
+    block_samples: int,
+    classes: Sequence[str] = (),
+    packed: Mapping[str, object] | None = None,
+    url: str = "",
+) -> Manifest:
+    """Return the manifest of shards whose keys are known to be unique.
+
+    Raises:
+        ArgumentError: A promoted column has different types in different shards.
+    """
+    columns: dict[str, str] = {}
+    for shard in written:
+        for name, kind in shard.columns.items():
+            known = columns.get(name, "null")
+            if "null" not in (kind, known) and kind != known:
+                raise ArgumentError(
+                    f"column {name!r}: is {kind} in {shard.shard.url} and {known} before it; return one type from its "
+                    "function, or None",
+                    field=name,
+                )
+            columns[name] = kind if known == "null" else known
+    return Manifest(
+        shards=tuple(w.shard for w in written),
+        block_samples=block_samples,
+        fields=tuple(sorted({field for w in written for field in w.fields})),
+        unique_keys=True,
+        classes=tuple(classes),
+        columns=columns,
+        packed=packed or {},
+        url=url,
+    )
+
+
+class ShardWriter:
+    """Writes samples to shards, one after the other and in the order given; a context manager.
+
+    The dataset exists when the context ends without an exception. If it ends with one, the complete shards stay, the
+    open one is removed, there is no manifest, and whoever opens the folder is told that it is unfinished. To shuffle,
+    to level the shards' sizes, to split and to resume, use ``pack``.
+
+    Args:
+        destination: The dataset's folder; its name is the first part of the shards' names.
+        shard_bytes: The most that a shard may have, uncompressed, headers and padding included.
+        shard_samples: The most samples that a shard may have; None for as many as fit.
+        compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; or ``"auto"``, decided from the
+            first samples.
+        block_bytes: About how large a block is to be: the unit of reading in training.
+        columns: Values to promote into the index: a field's name, or a function of the sample.
+        classes: Names of the classes, by number.
+        overwrite: Replace a dataset that is there, and what an unfinished one left.
+
+    Raises:
+        DatasetExistsError: There is a dataset, or there are shards, in the folder already.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with ShardWriter(f"{folder}/words") as writer:
+        ...     writer.write({"__key__": "0001", "txt": "hello", "cls": 1})
+        >>> writer.manifest.num_samples
+        1
+    """
+
+    def __init__(
+        self,
+        destination: str,
+        *,
+        shard_bytes: int | str = "256MB",
+        shard_samples: int | None = None,
+        compression: str = "auto",
+        block_bytes: int | str = "1MB",
+        columns: Mapping[str, Column] | None = None,
+        classes: Sequence[str] = (),
+        overwrite: bool = False,
+    ) -> None:
+        self.manifest: Manifest | None = None
+        self._folder = clean_destination(destination)
+        self._shard_bytes = parse_bytes(shard_bytes)
+        self._shard_samples = check_shard_samples(shard_samples)
+        self._compression = None if compression == "auto" else parse_compression(compression)
+        self._block_bytes = parse_bytes(block_bytes)
+        self._columns = ColumnMaker(columns)
+        self._classes = tuple(classes)
+        self._block_samples = 0
+        self._first: list[EncodedSample] = []  # until they tell block size and compression
+        self._first_bytes = 0
+        self._open: OpenShard | None = None
+        self._written: list[WrittenShard] = []
+        self._keys: set[str] = set()  # of the open shard
+        self._hashes = array("Q")  # of all keys
+        self._storage = storage_for(self._folder)
+        prepare_folder(self._storage, self._folder, overwrite=overwrite)
+        marker = json.dumps({"writer": "ShardWriter"}).encode()
+        write_whole(self._storage, join(self._folder, UNFINISHED_NAME), marker, overwrite=overwrite)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write one sample.
+
+        Raises:
+            SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
+                larger than a shard may be. It was not written; the writer can go on.
+            CodecError: A value cannot be encoded. Likewise.
+            OSError: The shard could not be written.
+        """
+        encoded = encode_sample(sample)
+        key = encoded.key
+        if key in self._keys:
+            raise SampleError(f"sample {key!r}: its key was written before; keys must be unique", key=key)
+        size = sample_size(key, ((field, len(data)) for field, data in encoded.members))
+        if size + len(END_OF_ARCHIVE) > self._shard_bytes:
+            raise too_large(key, size, self._shard_bytes)
+        self._keys.add(key)
+        self._hashes.append(hash_key(key))
+        if self._block_samples:
+            self._add(encoded, size)
+            return
+        self._first.append(encoded)
+        self._first_bytes += size
+        if self._first_bytes >= self._block_bytes or len(self._first) == MAX_BLOCK_SAMPLES:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Choose block size and compression from the first samples, and write them."""
+        self._block_samples = choose_block_samples(len(self._first), self._first_bytes, self._block_bytes)
+        if self._compression is None:
+            self._compression = choose_compression(data for sample in self._first for _, data in sample.members)
+        first, self._first = self._first, []
+        for sample in first:
+            self._add(sample, sample_size(sample.key, ((field, len(data)) for field, data in sample.members)))
+
+    def _add(self, encoded: EncodedSample, size: int) -> None:
+        if self._open:
+            file = self._open.file
+            full = file.tar_size + size + len(END_OF_ARCHIVE) > self._shard_bytes
+            if full or file.samples == self._shard_samples:
+                self._roll()
+                self._keys = {encoded.key}
+        if not self._open:
+            self._open = OpenShard(
+                self._folder,
+                shard_stem(self._folder, len(self._written)),
+                compression=self._compression or parse_compression("none"),
+                block_samples=self._block_samples,
+                columns=self._columns,
+            )
+        self._open.file.add(encoded)
+
+    def _roll(self) -> None:
+        if self._open:
+            self._written.append(self._open.publish())
+            self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Publish the last shard, then the manifest; after an exception, neither."""
+        try:
+            if error is None:
+                self._publish()
+        finally:
+            if self._open:
+                self._open.__exit__(kind, error, traceback)
+
+    def _publish(self) -> None:
+        if not self._block_samples:
+            self._settle()
+        self._roll()
+        check_unique(
+            np.frombuffer(self._hashes, dtype=np.uint64),
+            lambda: (key for w in self._written for key in self._index_of(w).sample_keys()),
+        )
+        self.manifest = assemble_manifest(
+            self._written, block_samples=self._block_samples, classes=self._classes, url=self._folder
+        )
+        publish_manifest(self._storage, self._folder, self.manifest)
+
+    def _index_of(self, written: WrittenShard) -> ShardIndex:
+        return read_index(self._storage, join(self._folder, written.shard.index_url))
+
+
+def publish_manifest(storage: Storage, folder: str, manifest: Manifest) -> None:
+    """Make a folder of shards a dataset: publish its manifest, then take away the mark that it is unfinished."""
+    write_whole(storage, join(folder, MANIFEST_NAME), manifest.to_json().encode(), overwrite=True)
+    storage.delete(join(folder, UNFINISHED_NAME))
+
+
+def prepare_folder(storage: Storage, folder: str, *, overwrite: bool) -> None:
+    """Check that a new dataset can be written to a folder; with ``overwrite``, delete the shardkit dataset in its way.
+
+    Raises:
+        DatasetExistsError: Shards, indexes or manifests stand there, and ``overwrite`` is False. Nothing was changed.
+    """
+    own = re.compile(re.escape(dataset_name(folder)) + r"-\d{6}\.(?:tar|tar\.zst|tar\.gz|parquet)")
+    names = [name for name in storage.list(folder) if own.fullmatch(name) or name in (MANIFEST_NAME, UNFINISHED_NAME)]
+    if not names:
+        return
+    if not overwrite:
+        state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
+        raise DatasetExistsError(
+            f"{folder}: holds {state} already "
+            f"({len(names):,} files, {names[0]} among them); choose another folder, or replace it with overwrite=True",
+            url=folder,
+        )
+    for name in sorted(names, key=lambda name: name != MANIFEST_NAME):  # the manifest first: no dataset without shards
+        storage.delete(join(folder, name))
+
+
+def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str]]) -> None:
+    """Check that no key of a dataset occurs twice.
+
+    Args:
+        hashes: ``hash_key`` of every key: uint64, (samples,).
+        keys: Gives the keys; called only if two hashes are equal.
+
+    Raises:
+        SampleError: A key occurs twice.
+    """
+    ordered = np.sort(hashes)
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not repeated:
+        return
+    seen = set()
+    for key in keys():
+        if hash_key(key) in repeated:
+            if key in seen:
+                raise SampleError(
+                    f"sample {key!r}: its key occurs more than once in the dataset, and keys must be unique; "
+                    "put what tells the samples apart into them. The dataset was not published",
+                    key=key,
+                )
+            seen.add(key)
+
+
+def too_large(key: str, size: int, shard_bytes: int) -> SampleError:
+    """Return the error for a sample that no shard can hold."""
+    return SampleError(
+        f"sample {key!r}: takes {size + len(END_OF_ARCHIVE):,} bytes as a shard of its own, more than "
+        f"shard_bytes={shard_bytes:,}; pass larger shard_bytes, or leave the sample out",
+        key=key,
+    )
+
+
+def check_shard_samples(shard_samples: int | None) -> int | None:
+    """Return ``shard_samples`` if it is None or a positive number."""
+    if shard_samples is not None and shard_samples < 1:
+        raise ArgumentError(f"shard_samples must be at least 1, got {shard_samples!r}")
+    return shard_samples
+
+
+def clean_destination(destination: str | os.PathLike[str]) -> str:
+    """Return a dataset's folder without trailing slashes.
+
+    Raises:
+        ArgumentError: It has no name that shards could be called by.
+    """
+    folder = os.fspath(destination).rstrip("/")
+    if dataset_name(folder) in ("", ".", ".."):
+        raise ArgumentError(
+            f"destination {os.fspath(destination)!r}: has no name that shards could be called by; "
+            "name a folder, like 'shards/train'"
+        )
+    return folder
+
+
+def dataset_name(folder: str) -> str:
+    """Return what a folder's shards are called by: its name."""
+    return split_url(folder)[1]
+
+
+def shard_stem(folder: str, number: int) -> str:
+    """Return a shard's name without suffixes.
+
+    Example:
+        >>> shard_stem("shards/train", 7)
+        'train-000007'
+    """
+    return f"{dataset_name(folder)}-{number:06d}"
