@@ -28,6 +28,7 @@ from shardkit.progress import track
 from shardkit.records import ListedPart, ListedRecords, Records, Transform
 from shardkit.resume import Request, Target, describe_function
 from shardkit.sample import Sample
+from shardkit.shard_source import ShardSource
 from shardkit.shards import (
     EncodedSample,
     OpenShard,
@@ -144,6 +145,8 @@ class _Pack:
 
     def _records(self, spill: str) -> Records:
         source, transform = self._source, self._request.transform
+        if isinstance(source, ShardSource):
+            source = source.listed() or source
         if isinstance(source, ListedSource):
             if transform is None:
                 return ListedRecords(source)
