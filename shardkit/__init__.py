@@ -8,28 +8,49 @@
 
 The modules, in the order of a sample's way. Each imports only from those above it::
 
-    errors      everything that shardkit raises on purpose
-    hashing     every random choice
-    sample      a key and its fields <-> names of members
-    storage     where bytes come from and go to
+    errors       everything that shardkit raises on purpose
+    hashing      every random choice
+    sample       a key and its fields <-> names of members
+    storage      where bytes come from and go to
+    progress     how far long work is
 
-    decompress  one member or frame of a compressed format -> bytes
-    compress    frames and compressed streams <-> bytes
-    arrays      arrays and tensors <-> bytes
-    pixels      arrays of pixels <-> image files
-    codecs      a field's value <-> bytes
-    headers     what a tar header says <-> its 512 bytes
-    tar         members <-> bytes
-    index       where each sample of a shard lies
-    manifest    the list of a dataset's shards
-    reader      shards -> samples
-    scan        a shard -> all that an index says of it
-    indexing    shards -> a dataset
+    decompress   one member or frame of a compressed format -> bytes
+    compress     frames and compressed streams <-> bytes
+    arrays       arrays and tensors <-> bytes
+    pixels       arrays of pixels <-> image files
+    codecs       a field's value <-> bytes
+    columns      fields -> values in the index
+    headers      what a tar header says <-> its 512 bytes
+    tar          members <-> bytes
+    index        where each sample of a shard lies
+    manifest     the list of a dataset's shards
+    reader       shards -> samples
+
+    scan         a shard -> all that an index says of it
+    indexing     shards -> a dataset
+
+    filenames    names of files -> keys and fields
+    sources      files -> samples
+    shard_source shards -> samples, to be packed again
+    shards       samples -> one shard
+    writer       samples -> shards, in the order given
+    plan         which sample goes into which shard
+    records      samples of a source, encoded when needed
+    spill        samples of unknown size, on disk meanwhile
+    resume       what an earlier pack left
+    work         tasks in threads, processes, executors
+    pack         a source -> a dataset: shuffled, levelled, split
+
+    epochs       which epoch a pass over a stream is
+    stream       shards -> samples for training, forward only
+
+    verify       a dataset -> what is damaged in it
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from shardkit.codecs import Decoder, register_codec
 from shardkit.errors import (
     ArgumentError,
     CodecError,
@@ -45,28 +66,53 @@ from shardkit.errors import (
     UnfinishedDatasetError,
 )
 from shardkit.indexing import index_shards
+from shardkit.verify import DamagedShard, Problem, Report, verify
+from shardkit.manifest import Manifest, Shard, read_manifest
+from shardkit.pack import pack
+from shardkit.shard_source import ShardSource
+from shardkit.sources import FileFolder, ImageFolder
+from shardkit.writer import ShardWriter
+
+if TYPE_CHECKING:
+    from shardkit.stream import ShardStream, StreamWarning
 
 __all__ = [
     "ArgumentError",
     "CodecError",
+    "DamagedShard",
     "DatasetError",
     "DatasetExistsError",
+    "Decoder",
+    "FileFolder",
+    "ImageFolder",
+    "Manifest",
     "MissingExtraError",
+    "Problem",
+    "Report",
     "SampleError",
+    "Shard",
     "ShardError",
+    "ShardSource",
+    "ShardStream",
+    "ShardWriter",
     "ShardkitError",
     "SourceError",
+    "StreamWarning",
     "TooManySkippedError",
     "TruncatedShardError",
     "UnfinishedDatasetError",
     "index_shards",
+    "pack",
+    "read_manifest",
+    "register_codec",
+    "verify",
 ]
 
 __version__ = "0.1.0"
 
 # Names whose modules import torch are found when they are first asked for, so that `import shardkit` is quick. The rest
 # is imported above: a function that is named as its module would else be hidden by it.
-_LAZY: dict[str, str] = {}  # name -> module
+_LAZY = {"ShardStream": "shardkit.stream", "StreamWarning": "shardkit.stream"}  # name -> module
 
 if not TYPE_CHECKING:  # a type checker that sees __getattr__ believes in every name
 

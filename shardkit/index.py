@@ -204,6 +204,7 @@ def write_index(file: BinaryIO, table: "pa.Table", facts: ShardFacts, blocks: Bl
         compression="zstd",
         use_dictionary=False,
         column_encoding=encodings,
+        write_page_checksum=True,
     )
 
 
@@ -227,7 +228,7 @@ class ShardIndex:
 
         self.url = url
         try:
-            self._parquet = pq.ParquetFile(file)
+            self._parquet = pq.ParquetFile(file, page_checksum_verification=True)
             described = json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY])
             version = described.pop("version")
             if version != INDEX_VERSION:
@@ -239,7 +240,7 @@ class ShardIndex:
             blocks = described.pop("blocks")
             self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
             self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
-        except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise DatasetError(
                 f"{url}: is not an index of shardkit ({type(error).__name__}: {error}); "
                 "make it again with 'shardkit index'",

@@ -118,7 +118,7 @@ def index_shards(
     shards = []
     fields: set[str] = set()
     hashes = []
-    column_types = _ColumnTypes()
+    column_types = ColumnTypes()
     with track("indexing", total=len(names), unit="shards", enabled=progress) as advance:
         for url, name in zip(shard_urls, names, strict=True):
             scan = ShardScan(storage, url, block_samples=block_samples, columns=maker)
@@ -284,13 +284,18 @@ def _with_old_columns(table: "pa.Table", facts: ShardFacts, storage: Storage, ur
     return table.select([*own, *sorted(set(table.column_names) - set(own))])
 
 
-class _ColumnTypes:
+class ColumnTypes:
     """The promoted columns of all shards, in types that hold the values of each."""
 
     def __init__(self) -> None:
         self._schema: pa.Schema | None = None
 
     def add(self, name: str, table: "pa.Table") -> None:
+        """Add the columns of one shard's index.
+
+        Raises:
+            ArgumentError: No type holds the values of a column in this shard and those before it.
+        """
         import pyarrow as pa
 
         promoted = [f.remove_metadata() for f in table.schema if ":" not in f.name and not f.name.startswith("__")]
@@ -304,4 +309,5 @@ class _ColumnTypes:
             ) from error
 
     def as_text(self) -> dict[str, str]:
+        """Return the columns and their Arrow types as text."""
         return {field.name: str(field.type) for field in self._schema or ()}

@@ -17,9 +17,24 @@ SOURCES = {path.stem: path for path in (ROOT / "shardkit").glob("*.py") if path.
 
 # The order of a sample's way. The same list stands in shardkit's docstring and in the README's table of modules.
 LAYERS = [
-    *["errors", "hashing", "sample", "storage"],
-    *["decompress", "compress", "arrays", "pixels", "codecs", "headers", "tar", "index", "manifest", "reader"],
+    *["errors", "hashing", "sample", "storage", "progress"],
+    *[
+        "decompress",
+        "compress",
+        "arrays",
+        "pixels",
+        "codecs",
+        "columns",
+        "headers",
+        "tar",
+        "index",
+        "manifest",
+        "reader",
+    ],
     *["scan", "indexing"],
+    *["filenames", "sources", "shard_source", "shards", "writer", "plan", "records", "spill", "resume", "work", "pack"],
+    *["epochs", "stream"],
+    *["verify"],
 ]
 
 # The words of every public signature: the same thing has the same name everywhere.
@@ -29,7 +44,7 @@ VOCABULARY = {
     *["seed", "shard_bytes", "shard_samples", "shuffle", "split_by", "splits", "storage_options", "transform", "where"],
     *["worker_type", "world_size"],
     # what a call is about
-    *["classes", "out"],
+    *["allow_any_url", "classes", "out"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
     # codecs: a value and its bytes, and the bounds on what they may claim
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
