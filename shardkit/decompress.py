@@ -153,7 +153,7 @@ def decompress(data: bytes, name: str, max_bytes: int) -> bytes:
             raise CodecError(f"it is damaged or not {name} data ({error})") from error
         room -= len(pieces[-1])
         if room < 0:
-            raise CodecError(f"it holds more than {max_bytes:,} bytes, the limit for decompressed data")
+            raise CodecError(f"it holds more than the limit, max_decompressed_bytes={max_bytes:,}")
         if not member.eof:
             raise CodecError(f"it ends in the midst of its {name} data")
         data = member.unused_data

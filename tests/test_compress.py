@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import shutil
 import struct
 import subprocess
@@ -12,6 +13,7 @@ import tarfile
 import tracemalloc
 import zlib
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -341,7 +343,9 @@ def test_compressed_data_gives_back_what_all_its_members_hold(name, contents):
 
     assert decompress(data, name, len(content)) == content
     if content:
-        with pytest.raises(CodecError, match=f"it holds more than {len(content) - 1:,} bytes"):
+        with pytest.raises(
+            CodecError, match=f"it holds more than the limit, max_decompressed_bytes={len(content) - 1:,}"
+        ):
             decompress(data, name, len(content) - 1)
 
 
@@ -715,3 +719,15 @@ def test_what_standard_tools_compress_is_read(archive, run, command, name):
     assert open_decompressed(Stream(data)).compression == name
     assert read_all(data) == archive
     assert read_all(data + data) == archive + archive
+
+
+def test_the_benchmark_prints_a_row_for_every_kind_of_data_and_compression():
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "scripts/bench_compression.py", "--rounds", "1", "--megabytes", "1"]
+    output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    rows = re.findall(
+        r"^\| (.+?) \| (none|zst:[139]|gz:6) \| ([0-9.]+) \| ([0-9,]+|-) \| ([0-9,]+|-) \|$", output, re.MULTILINE
+    )
+
+    assert len(rows) == len({row[:2] for row in rows}) == 4 * 5
+    assert {float(ratio) >= 1 for _, _, ratio, _, _ in rows} == {True}

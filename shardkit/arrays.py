@@ -1,0 +1,181 @@
+"""Arrays and tensors <-> npy, npz and pth, without pickle and without believing a size."""
+
+import ast
+import io
+import math
+import zipfile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_NPY_MAGIC = b"\x93NUMPY"
+_NPY_LENGTH_BYTES = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}
+_MAX_NPY_HEADER_BYTES = 10_000  # NumPy's own limit: parsing a longer one could exhaust the parser
+_NPZ_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others are inflated without a bound
+
+
+def decode_npy(data: bytes, max_bytes: int) -> npt.NDArray[Any]:
+    """Return the array of an npy file. It can be written to.
+
+    Args:
+        data: The whole file.
+        max_bytes: The most that the array may take.
+
+    Raises:
+        ValueError: It is no npy file, or its header does not fit to its size, exceeds ``max_bytes``, or tells of
+            Python objects.
+    """
+    shape, is_fortran, dtype, start = _read_npy_header(data)
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject:
+        raise ValueError(
+            "it holds Python objects, which only pickle reads, and that runs code from the file; store numbers or json"
+        )
+    if size > max_bytes:
+        raise ValueError(f"it claims an array of {size:,} bytes, the limit is max_array_bytes={max_bytes:,}")
+    if size != len(data) - start:
+        raise ValueError(f"its header claims an array of {size:,} bytes, but {len(data) - start:,} are there")
+    array = np.ndarray(shape, dtype, data, start, order="F" if is_fortran else "C")
+    return array.copy(order="K")
+
+
+def encode_npy(value: object) -> bytes:
+    """Return an npy file of an array, or of what NumPy makes one of: numbers, nested lists of them, tensors.
+
+    Raises:
+        ValueError: It holds Python objects.
+        TypeError: It has a mask, which npy cannot say.
+        Exception: Whatever NumPy raises on what is no array.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("npy has no masks; fill the array, or store its data and its mask as two fields")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise ValueError(f"expected an array of numbers or text, got Python objects in {type(value).__name__}")
+    file = io.BytesIO()
+    # Left to choose the version itself, NumPy warns of 3.0, which is for names of fields beyond Latin-1.
+    is_latin = all(ord(letter) < 256 for letter in repr(array.dtype.descr))
+    np.lib.format.write_array(file, array, version=(1, 0) if is_latin else (3, 0), allow_pickle=False)
+    data = file.getvalue()
+    _read_npy_header(data)  # what it would refuse is refused now
+    return data
+
+
+def decode_npz(data: bytes, max_bytes: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an npz file by name.
+
+    Args:
+        data: The whole file.
+        max_bytes: The most that all arrays may take together. It is compared with the directory before anything is
+            inflated, and no array gets more than the directory says.
+
+    Raises:
+        ValueError: A member is not an npy file as NumPy writes it into an npz, or the bound is exceeded.
+        Exception: Whatever ``zipfile`` raises on a damaged file.
+    """
+    arrays = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in _bounded_members(archive, max_bytes):
+            name = member.filename.removesuffix(".npy")
+            if name == member.filename:
+                raise ValueError(f"its member {name!r} is not an npy file")
+            if name in arrays:
+                raise ValueError(f"its member {member.filename!r} is there twice")
+            if member.compress_type not in _NPZ_COMPRESSIONS:
+                raise ValueError(f"its member {member.filename!r} is compressed in a way that NumPy has not")
+            with archive.open(member) as file:
+                arrays[name] = decode_npy(file.read(member.file_size), max_bytes)  # a bare read() has no bound
+    return arrays
+
+
+def encode_npz(value: object) -> bytes:
+    """Return an npz file of a dict of arrays, not compressed, without times: the same arrays are the same bytes.
+
+    Raises:
+        TypeError: It is no dict with text as names.
+        Exception: As for ``encode_npy``.
+    """
+    if not isinstance(value, dict) or not all(isinstance(name, str) and name and "\0" not in name for name in value):
+        raise TypeError("expected a dict of arrays by name")
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in value.items():
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), encode_npy(array))
+    return file.getvalue()
+
+
+def decode_pth(data: bytes, max_bytes: int) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU: tensors, numbers, text, and dicts, lists and tuples of them.
+
+    Nothing in the file can run code (``weights_only``). Its members are bounded, but not what a forged file could ask
+    torch to allocate: from strangers, take npy.
+
+    Args:
+        data: The whole file.
+        max_bytes: The most that the file's members may take together.
+
+    Raises:
+        ValueError: It is not a zip file as ``torch.save`` writes it (files of torch before 1.6 are not), or exceeds
+            the bound.
+        Exception: Whatever torch raises on other classes than those above.
+    """
+    import torch
+
+    if not data.startswith(b"PK\x03\x04"):
+        raise ValueError(
+            "it is not a zip file as torch.save writes it; plain pickles and files of torch before 1.6 are not read"
+        )
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in _bounded_members(archive, max_bytes)):
+            raise ValueError("it has compressed members, unlike torch's")
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def encode_pth(value: object) -> bytes:
+    """Return what ``torch.save`` writes, if ``decode_pth`` reads it.
+
+    A tensor that is a view is saved with all of the tensor that it is a part of: ``clone()`` it first.
+
+    Raises:
+        Exception: Whatever torch raises on what is not tensors, numbers, text, and dicts, lists and tuples of them.
+    """
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)  # better now than when training
+    return file.getvalue()
+
+
+def _read_npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return the shape, whether it is in Fortran's order, the dtype and where the array's bytes begin."""
+    if not data.startswith(_NPY_MAGIC):
+        raise ValueError(f"it begins with {data[:6]!r}, not like an npy file")
+    version = data[6:8]
+    length_bytes = _NPY_LENGTH_BYTES.get(version)
+    if length_bytes is None:
+        raise ValueError(f"its npy version is {'.'.join(map(str, version))}, expected 1.0, 2.0 or 3.0")
+    start = 8 + length_bytes
+    end = start + int.from_bytes(data[8:start], "little")
+    if end - start > _MAX_NPY_HEADER_BYTES or end > len(data):
+        raise ValueError(
+            f"its header claims {end - start:,} bytes, the limit is {_MAX_NPY_HEADER_BYTES:,}, all has {len(data):,}"
+        )
+    header = ast.literal_eval(data[start:end].decode("utf-8" if version == b"\3\0" else "latin-1"))
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("its header is not a dict of descr, fortran_order and shape")
+    shape = header["shape"]
+    if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"its shape is {shape!r}, expected a tuple of lengths")
+    return shape, bool(header["fortran_order"]), np.lib.format.descr_to_dtype(header["descr"]), end
+
+
+def _bounded_members(archive: zipfile.ZipFile, max_bytes: int) -> list[zipfile.ZipInfo]:
+    members = archive.infolist()
+    size = sum(member.file_size for member in members)
+    if size > max_bytes:
+        raise ValueError(
+            f"its {len(members):,} members claim {size:,} bytes, the limit is max_array_bytes={max_bytes:,}"
+        )
+    return members

@@ -1,0 +1,228 @@
+"""Image files <-> arrays of pixels.
+
+Which format an image has is read from its first bytes, never from its name, and the pixels that it claims are bounded
+before anything is decoded. JPEG goes to simplejpeg where that is installed, in half of Pillow's time; the rest, and
+what simplejpeg refuses although nothing is missing, goes to Pillow. An image that is cut is an error, also where
+Pillow would take it.
+
+Of Pillow only the readers of the formats below are used: others run programs or read what no training set holds. Its
+own bound on pixels, a process-wide setting, is not relied on.
+"""
+
+import io
+import re
+import zlib
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_FIELDS = {
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "gif": "GIF",
+    "bmp": "BMP",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+    "ppm": "PPM",
+    "pgm": "PPM",
+    "pbm": "PPM",
+}
+"""The last components of fields that hold images, and the format that Pillow writes for each."""
+
+_MAGICS = {  # by the names of Pillow's readers
+    "Jpeg": rb"\xff\xd8",
+    "Png": rb"\x89PNG\r\n\x1a\n",
+    "WebP": rb"RIFF....WEBP",
+    "Gif": rb"GIF8[79]a",
+    "Bmp": rb"BM",
+    "Tiff": rb"II[*+]\0|MM\0[*+]",
+    "Ppm": rb"P[1-6][\s#]",
+}
+_SAVE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95}, "WEBP": {"quality": 95}}
+_TIFF_TILE_SIZE = (322, 323)
+_MODES = {"ppm": ("RGB",), "pgm": ("L", "I;16"), "pbm": ("1",)}
+# What libjpeg says when pixels are missing or wrong; other complaints concern what surrounds them.
+_JPEG_DAMAGE = re.compile(r"premature end|bad (?:Huffman|arithmetic) code|instead of RST", re.IGNORECASE)
+
+
+def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
+    """Return an image's pixels.
+
+    Everything becomes RGB: grey and black-and-white are repeated, palettes and CMYK converted. Alpha is dropped, not
+    blended. Of 16 bits a channel the upper 8 are kept. Of an animation or several pages the first is decoded. An EXIF
+    orientation is not applied.
+
+    Args:
+        data: The file.
+        max_pixels: The most that its height times its width may be.
+
+    Returns:
+        uint8, (height, width, 3), RGB; it can be written to.
+
+    Raises:
+        ValueError: It is no image, claims too many pixels, is cut, or has values that 8 bits cannot say (float, 32-bit
+            integers).
+        Exception: Whatever Pillow raises on a damaged file.
+    """
+    pixels = _decode_jpeg(data, max_pixels) if data.startswith(b"\xff\xd8") else None
+    return _rgb(open_image(data, max_pixels=max_pixels)) if pixels is None else pixels
+
+
+def open_image(data: bytes, *, max_pixels: int) -> "Image":
+    """Return an image as Pillow has it, loaded, in the mode of the file: a palette stays one, 16 bits stay 16.
+
+    Of tif, gif and webp Pillow warns beyond ``PIL.Image.MAX_IMAGE_PIXELS``, and refuses what is beyond twice that.
+
+    Args and errors as for ``decode_image``.
+    """
+    from PIL import ImageFile
+
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise ValueError(
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on, so that cut images pass for whole ones; set it to False"
+        )
+    kind = next((kind for kind, magic in _MAGICS.items() if re.match(magic, data, re.DOTALL)), None)
+    if kind is None:
+        raise ValueError(f"it begins with {data[:8]!r}, as no image does that shardkit reads")
+    if kind == "Png":
+        _check_png(data)
+    elif kind == "Gif":
+        _check_gif(data)
+    elif kind == "WebP":
+        _check_pixels(_webp_size(data), max_pixels)  # Pillow takes the memory for the pixels when it opens the file
+    image = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")(io.BytesIO(data))
+    _check_pixels(image.size, max_pixels)
+    if kind == "Tiff":  # libtiff takes the memory for a whole tile, which may be larger than the image
+        _check_pixels(tuple(image.tag_v2.get(tag, 0) for tag in _TIFF_TILE_SIZE), max_pixels)
+    image.load()
+    return cast("Image", image)
+
+
+def encode_image(component: str, value: object) -> bytes:
+    """Return an image file.
+
+    Lossless: png, bmp, tif, ppm (colour), pgm (grey), pbm (black and white), and gif for grey. Lossy: jpg and webp,
+    both with quality 95, and gif for colours, which it cuts down to 256. For another quality, or a lossless webp,
+    encode the image yourself and give the bytes.
+
+    Args:
+        component: One of ``IMAGE_FIELDS``.
+        value: uint8, (height, width, 3) RGB, (height, width, 4) RGBA or (height, width) grey; or a PIL image, of which
+            the mode is kept.
+
+    Raises:
+        ValueError: It is no image, or of a kind that the format does not have.
+        Exception: Whatever Pillow raises on what a format cannot say, such as alpha in a JPEG.
+    """
+    from PIL import Image
+
+    image = value if isinstance(value, Image.Image) else _image_of(value)
+    if component == "pbm" and image.mode == "L" and set(np.unique(np.asarray(image))) <= {0, 255}:
+        image = image.convert("1")
+    modes = _MODES.get(component, (image.mode,))
+    if image.mode not in modes:
+        raise ValueError(
+            f"{component} holds images of mode {' or '.join(modes)}, got {image.mode}; convert it, or use png"
+        )
+    file = io.BytesIO()
+    form = IMAGE_FIELDS[component]
+    image.save(file, form, **_SAVE_OPTIONS.get(form, {}))
+    return file.getvalue()
+
+
+def _image_of(value: object) -> "Image":
+    from PIL import Image
+
+    got = type(value).__name__
+    if isinstance(value, np.ndarray):
+        got = f"{value.dtype} array {value.shape}"
+        if value.dtype == np.uint8 and value.size and (value.ndim == 2 or value.shape[2:] in ((3,), (4,))):
+            return Image.fromarray(value)
+    raise ValueError(f"expected a uint8 array (height, width, 3) or (height, width), or a PIL image, got {got}")
+
+
+def _decode_jpeg(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
+    """Return the pixels of a JPEG; None if it is for Pillow to decide."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if width * height > max_pixels or colours in ("CMYK", "YCCK"):
+            return None  # Pillow refuses the one, and converts the other as it does without simplejpeg
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB")
+    except ValueError as error:
+        if _JPEG_DAMAGE.search(str(error)):
+            raise
+        return None
+    return pixels
+
+
+def _rgb(image: "Image") -> npt.NDArray[np.uint8]:
+    sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    if sixteen_bits:
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode in ("I", "F"):
+        kind = "integers" if image.mode == "I" else "floats"
+        raise ValueError(f"its pixels are 32-bit {kind}, expected 8 or 16 bits; store them as npy, or use images='pil'")
+    if "transparency" in image.info and image.mode == "P":
+        image = image.convert("RGBA")  # Pillow warns of the direct way to RGB
+    return np.array(image.convert("RGB"))
+
+
+def _check_pixels(size: tuple[int, ...], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise ValueError(f"it claims {width:,} x {height:,} pixels, the limit is max_pixels={max_pixels:,}")
+
+
+def _check_png(data: bytes) -> None:
+    """Raise unless all chunks are there and the critical ones undamaged; with all rows, Pillow looks at neither."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        kind = data[at + 4 : at + 8]
+        end = at + 12 + int.from_bytes(data[at : at + 4])
+        if end > len(data):
+            raise ValueError(f"it is cut: {len(data):,} bytes of a PNG without its last chunk")
+        is_critical = kind[:1].isupper()
+        if is_critical and zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
+            raise ValueError(f"its {kind.decode('latin-1')} chunk at byte {at:,} is damaged")
+        at = end
+
+
+def _check_gif(data: bytes) -> None:
+    """Raise unless all blocks and the trailer are there; Pillow takes a file that is cut after its first image."""
+    try:
+        at = 13 + _palette_bytes(data[10])
+        while (kind := data[at]) != 0x3B:  # the trailer
+            # An image has a descriptor of 9 bytes, perhaps a palette, and a byte on its coding; an extension a label.
+            at += 1 + (10 + _palette_bytes(data[at + 9]) if kind == 0x2C else 1)
+            while length := data[at]:
+                at += 1 + length
+            at += 1
+    except IndexError:
+        raise ValueError(f"it is cut: {len(data):,} bytes of a GIF without its end") from None
+
+
+def _palette_bytes(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Return width and height as the first chunk has them."""
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
