@@ -168,14 +168,14 @@ class Manifest:
                 dict(data["packed"]),
                 url,
             )
-            digest, expected = manifest.digest, data["digest"]
+            is_true = (manifest.digest, manifest.num_samples) == (data["digest"], data["samples"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DatasetError(
                 f"{where}: is not a manifest of shardkit ({type(error).__name__}: {error}); "
                 "fetch it again, or make it again with 'shardkit index'",
                 url=where,
             ) from error
-        if digest != expected or manifest.num_samples != data["samples"]:
+        if not is_true:
             raise DatasetError(
                 f"{where}: does not match its own digest; it was edited or damaged. Fetch it again, or make it again "
                 "with 'shardkit index'",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardkit.columns import ColumnMaker
-from shardkit.compress import open_decompressed, read_seek_table
+from shardkit.compress import decompress_frame, open_decompressed, read_seek_table
 from shardkit.errors import ShardError
 from shardkit.hashing import UInt64Array
-from shardkit.index import BlockTable, IndexBuilder, ShardFacts
+from shardkit.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex
 from shardkit.sample import RESERVED, split_name
 from shardkit.storage import ByteStream, Storage, split_url
 from shardkit.tar import Member, padding, read_members
@@ -206,6 +206,31 @@ def content_frames(storage: Storage, url: str, file_size: int) -> dict[tuple[int
             frames[offset, size] = (stored_offset, stored_size)
         offset += size
     return frames
+
+
+def range_reader(storage: Storage, url: str, index: ShardIndex) -> Callable[[int, int], bytes]:
+    """Return a function that reads bytes of the uncompressed tar on their own: from an offset, so many.
+
+    Of a compressed shard it reads the block that they are in, and keeps it for the next call. The function raises
+    ShardError where the shard is damaged or has no such bytes, and always if blocks cannot be read on their own.
+    """
+    blocks, facts = index.blocks, index.facts
+    cached: tuple[int, bytes] = (-1, b"")
+
+    def read(offset: int, size: int) -> bytes:
+        nonlocal cached
+        if not 0 <= offset <= offset + size <= facts.tar_size or len(blocks.stored_offset) != len(blocks):
+            raise ShardError(f"shard {url}: bytes {offset:,} to {offset + size:,} cannot be read on their own", url=url)
+        if facts.compression == "none":
+            return storage.read_range(url, offset, size)
+        i = int(np.searchsorted(blocks.offset, offset, side="right")) - 1
+        if i != cached[0]:
+            frame = storage.read_range(url, int(blocks.stored_offset[i]), int(blocks.stored_size[i]))
+            cached = (i, decompress_frame(frame, int(blocks.size[i]), url=url, offset=int(blocks.offset[i])))
+        start = offset - int(blocks.offset[i])
+        return cached[1][start : start + size]
+
+    return read
 
 
 class _Tape:

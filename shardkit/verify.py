@@ -6,13 +6,12 @@ manifest and the index say. Where they differ, each sample is looked up by its i
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.compress import decompress_frame
 from shardkit.errors import DatasetError, ShardError, ShardkitError
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.index import OFFSET, SIZE, BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index
@@ -20,8 +19,8 @@ from shardkit.indexing import ColumnTypes, describe_shard
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME, Manifest, Shard, read_whole, strip_suffix
 from shardkit.progress import track
 from shardkit.reader import find_shards
-from shardkit.sample import KEY
-from shardkit.scan import ShardScan, content_frames, count_repeated_keys
+from shardkit.sample import KEY, SOURCE
+from shardkit.scan import ShardScan, content_frames, count_repeated_keys, range_reader
 from shardkit.storage import Storage, join, split_url, storage_for
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ class _Dataset:
         whole = len(found)
         if rows is None:
             whole = 0 if facts and is_damaged else whole
-        elif is_damaged:
+        elif index and is_damaged:
             damaged = self._damaged_samples(url, index, rows, found, problems)
             whole = len(rows) - len(damaged)
         else:
@@ -284,7 +283,8 @@ class _Dataset:
         """Return an index and its rows; without a manifest a file of that name need not be an index."""
         try:
             index = read_index(self.storage, url)
-            return index, index.rows()
+            rows = index.rows()
+            _check_schema(rows, url)
         except (ShardkitError, OSError) as error:
             if promised:
                 missing = isinstance(error, FileNotFoundError)
@@ -292,14 +292,15 @@ class _Dataset:
                 problems.append(Problem(url, message))
             else:
                 self.notes.append("there are shards without indexes, of which only headers and ends were checked")
-        return None, None
+            return None, None
+        return index, rows
 
     def _damaged_samples(
-        self, url: str, index: ShardIndex | None, rows: "pa.Table", found: "pa.Table", problems: list[Problem]
+        self, url: str, index: ShardIndex, rows: "pa.Table", found: "pa.Table", problems: list[Problem]
     ) -> list[str]:
         """Return the keys of the samples that are not whole; the first is also told as a problem."""
         known = {(row[KEY], row[OFFSET]): row for row in found.to_pylist()}
-        read = _tar_reader(self.storage, url, index)
+        read = range_reader(self.storage, url, index)
         damaged: list[str] = []
         for row in rows.to_pylist():
             members = _members(row)
@@ -320,37 +321,21 @@ class _Dataset:
         return damaged
 
 
+def _check_schema(rows: "pa.Table", url: str) -> None:
+    """Check the index's own columns; those of fields are compared with the shard, the promoted with the manifest."""
+    own = {KEY: "string", OFFSET: "int64", SIZE: "int64", SOURCE: "string"}
+    found = {name: str(rows.schema.field(name).type) for name in rows.column_names if name.startswith("_")}
+    found = {name: kind for name, kind in found.items() if ":" not in name}
+    if {SOURCE: "string"} | found != own:
+        raise DatasetError(
+            f"{url}: has the columns {found}, expected {own}; make it again with 'shardkit index'", url=url
+        )
+
+
 def _members(row: _Row) -> dict[str, tuple[int, int, int]]:
     """Return offset, size and CRC-32 of every field that a row has."""
     fields = [name.removesuffix(":size") for name, size in row.items() if name.endswith(":size") and size is not None]
     return {name: (row[f"{name}:offset"], row[f"{name}:size"], row[f"{name}:crc32"]) for name in fields}
-
-
-def _tar_reader(storage: Storage, url: str, index: ShardIndex | None) -> Callable[[int, int], bytes]:
-    """Return what reads a range of the uncompressed tar by itself, as far as the shard's compression allows it."""
-    if index is None or len(index.blocks) != len(index.blocks.stored_offset):
-
-        def refuse(offset: int, size: int) -> bytes:
-            raise ShardError(f"shard {url}: bytes {offset:,} to {offset + size:,} cannot be read on their own")
-
-        return refuse
-    blocks, facts = index.blocks, index.facts
-    cached: tuple[int, bytes] = (-1, b"")
-
-    def read(offset: int, size: int) -> bytes:
-        nonlocal cached
-        if not 0 <= offset <= offset + size <= facts.tar_size:  # the index, too, may be damaged
-            raise ShardError(f"shard {url}: has no bytes {offset:,} to {offset + size:,}", url=url)
-        if facts.compression == "none":
-            return storage.read_range(url, offset, size)
-        i = int(np.searchsorted(blocks.offset, offset, side="right")) - 1
-        if i != cached[0]:
-            frame = storage.read_range(url, int(blocks.stored_offset[i]), int(blocks.stored_size[i]))
-            cached = (i, decompress_frame(frame, int(blocks.size[i]), url=url, offset=int(blocks.offset[i])))
-        start = offset - int(blocks.offset[i])
-        return cached[1][start : start + size]
-
-    return read
 
 
 def _compare_facts(
