@@ -6,7 +6,7 @@ damage is found that a tar alone cannot show. Without a manifest, what a tar say
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from os import PathLike, fspath
@@ -169,7 +169,7 @@ def read_shard(
     selection: FieldSelection = EVERY_FIELD,
     max_member_bytes: int = MAX_MEMBER_BYTES,
     storage_options: Mapping[str, object] | None = None,
-) -> Iterator[Sample]:
+) -> Generator[Sample, None, None]:
     """Yield the samples of one shard, whole and in order, and raise unless the shard is whole up to its end.
 
     Damage is found when it is reached: a shard is known to be whole only when the iterator has ended by itself. One

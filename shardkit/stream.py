@@ -1,0 +1,383 @@
+"""Shards -> samples for training, forward only: shuffled by shard and in a buffer, decoded, transformed, batched."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import islice
+from os import PathLike
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from torch import distributed
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from shardkit.codecs import Decoder
+from shardkit.epochs import Pass, SharedEpochs, Skipped
+from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, ShardkitError, TooManySkippedError
+from shardkit.hashing import derive, mix64_array, shuffled
+from shardkit.reader import ShardLocation, find_shards, read_shard
+from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
+from shardkit.storage import STDIN
+
+T = TypeVar("T")
+
+_log = logging.getLogger("shardkit")
+
+# What a key is for, so that no two choices of an epoch are made by the same numbers.
+_SHARDS, _BUFFER, _REST = 1, 2, 3
+_DRAWS = 1024
+
+
+class StreamWarning(UserWarning):
+    """Something that a stream cannot promise, and that whoever trains should know."""
+
+
+class ShardStream(IterableDataset[Any]):
+    """Stream the samples of shards, strictly forward, for a training loop or a ``DataLoader``.
+
+    Every shard is read by exactly one DataLoader worker of one rank, so every sample comes exactly once an epoch. Every
+    iteration is the next epoch and has another order; the same seed, epoch, ranks and workers give the same order
+    again. A damaged shard is an error, never a shorter one.
+
+    Workers that have no shard end at once, so give at least ``world_size * num_workers`` shards. Ranks do not have
+    equally many batches. There is no ``len()``: how many samples a worker has depends on which shards it is dealt, and
+    torch would take a wrong length for a promise; ``num_samples`` says how many there are in all, if a manifest does.
+
+    In a ``DataLoader`` either leave the batches to it (``batch_size=32`` there), or make them here and pass it
+    ``batch_size=None``, which sends whole batches between processes and is quicker.
+
+    Args:
+        urls: A dataset's folder, shards, brace patterns, wildcards, ``-`` for standard input (without workers), or a
+            list of these. Only a folder with a manifest is compared with its index, so that changed data is noticed.
+        fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
+            new names, alternatives, and ``?`` for None where there is none. Others are not kept or decoded, and large
+            ones not read from uncompressed local files.
+        decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
+        shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
+            other.
+        seed: The orders' key.
+        buffer_size: How many undecoded samples are mixed. The first sample comes when so many have been read.
+        open_shards: How many shards at a time are read in turns into the buffer, so that it does not hold one part of
+            one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
+            spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
+        transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
+            like ``{"image": function}``, which leaves None as it is. Its errors are never skipped.
+        batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
+            one more dimension in front, keys become lists. By default, single samples.
+        drop_last: Leave out the last batch of a worker if it is not full.
+        on_error: ``"skip"`` leaves out samples with a field that is missing or cannot be decoded, and the rest of
+            shards that are damaged, with a line in the log for each shard. Files that are missing or cannot be read
+            are always errors.
+        max_skipped: How many samples and shards together an epoch may leave out, over all workers of this rank.
+        rank: This process's number, by default torch.distributed's if it is initialised, else torchrun's ``RANK``,
+            else 0.
+        world_size: The number of ranks, found likewise.
+        storage_options: Passed to the storage.
+
+    Attributes:
+        num_samples: How many samples all ranks have together; None if a shard has no manifest.
+
+    Raises:
+        ArgumentError: An argument is out of range, or only one of rank and world_size is known.
+        DatasetError: There are no shards, or a manifest is not usable. While iterating, an index is not.
+        ShardError: While iterating, a shard is damaged.
+        CodecError: While iterating, a field cannot be decoded.
+        SampleError: While iterating, a sample lacks a field.
+        TooManySkippedError: While iterating, more than ``max_skipped`` was left out.
+
+    Example:
+        >>> import io, pathlib, tempfile
+        >>> from shardkit.tar import END_OF_ARCHIVE, member_header, padding
+        >>> shard = pathlib.Path(tempfile.mkdtemp(), "digits.tar")
+        >>> _ = shard.write_bytes(member_header("0001.cls", 1) + b"7" + bytes(padding(1)) + END_OF_ARCHIVE)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", StreamWarning)  # there is no index
+        ...     stream = ShardStream(shard, fields={"label": "cls"})
+        >>> [(sample["__key__"], sample["label"]) for sample in stream]
+        [('0001', 7)]
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a word of its own, and all but the first are named
+        self,
+        urls: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        fields: Sequence[str] | Mapping[str, str] | None = None,
+        decode: bool | Decoder = True,
+        shuffle: bool = True,
+        seed: int = 0,
+        buffer_size: int = 1000,
+        open_shards: int = 4,
+        transform: Callable[[Sample], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int = 100,
+        rank: int | None = None,
+        world_size: int | None = None,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("buffer_size", buffer_size, 1),
+            ("open_shards", open_shards, 1),
+            ("batch_size", 1 if batch_size is None else batch_size, 1),
+            ("max_skipped", max_skipped, 0),
+        ):
+            if value < least:
+                raise ArgumentError(f"{name} must be at least {least}, got {value!r}")
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        self._place = None if rank is None and world_size is None else _checked_place(rank, world_size, "arguments")
+        self._selection = FieldSelection.parse(fields)
+        self._decoder = (Decoder() if decode else None) if isinstance(decode, bool) else decode
+        self._shuffle = shuffle
+        self._seed = seed
+        self._buffer_size = buffer_size
+        self._open_shards = open_shards
+        self._transform = transform
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._skips = on_error == "skip"
+        self._max_skipped = max_skipped
+        self._storage_options = storage_options
+        self._shards = find_shards(urls, storage_options)
+        self._epochs = SharedEpochs()
+        #: of the loader that this worker process belongs to, and how often it has iterated for it
+        self._worker_seed: int | None = None
+        self._iterations = 0
+        counts = [None if location.shard is None else location.shard.samples for location in self._shards]
+        self.num_samples = None if None in counts else sum(count or 0 for count in counts)
+        self._warn()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, and those after it the following ones.
+
+        It is not needed: every iteration is the next epoch anyway. An epoch that was set again is the same again.
+
+        Args:
+            epoch: From 0.
+
+        Raises:
+            ArgumentError: It is negative.
+        """
+        if epoch < 0:
+            raise ArgumentError(f"epoch must be at least 0, got {epoch!r}")
+        self._epochs.set_next(epoch)
+
+    @property
+    def skipped(self) -> Skipped:
+        """The samples and shards left out so far in the epoch that began last, over all workers of this rank."""
+        return self._epochs.skipped
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: torch calls it in every worker that starts, and only so does every worker join its pass.
+        worker = get_worker_info()
+        if worker is None:
+            current, number, workers = self._epochs.begin(), 0, 1
+        else:
+            if any(location.url == STDIN for location in self._shards):
+                raise ArgumentError("standard input cannot be shared by worker processes; pass num_workers=0")
+            base = worker.seed - worker.id  # the same for all workers of a loader
+            self._iterations = self._iterations + 1 if base == self._worker_seed else 1
+            self._worker_seed = base
+            number, workers = worker.id, worker.num_workers
+            current = self._epochs.begin(derive(base, self._iterations, workers), number)
+        rank, world_size = self._find_place()
+        shards = [self._shards[i] for i in self._shard_order(current.epoch)[rank::world_size][number::workers]]
+        key = derive(self._seed, current.epoch, _BUFFER, rank, number)
+        return self._run(shards, current, key)
+
+    def _shard_order(self, epoch: int) -> Sequence[int]:
+        if not self._shuffle:
+            return range(len(self._shards))
+        order: list[int] = shuffled(len(self._shards), key=derive(self._seed, epoch, _SHARDS)).tolist()
+        return order
+
+    def _run(self, shards: list[ShardLocation], current: Pass, key: int) -> Iterator[Any]:
+        skipper = _Skipper(self._epochs, current, self._max_skipped) if self._skips else None
+        samples = _interleave(
+            (self._read(shard, skipper) for shard in shards), self._open_shards if self._shuffle else 1
+        )
+        if self._shuffle:
+            samples = _mix(samples, self._buffer_size, key)
+        if self._selection.wanted or self._decoder:
+            samples = self._decoded(samples, skipper)
+        if self._transform is not None:
+            samples = map(self._transform if callable(self._transform) else self._transform_fields, samples)
+        return samples if self._batch_size is None else _batches(samples, self._batch_size, drop_last=self._drop_last)
+
+    def _read(self, shard: ShardLocation, skipper: "_Skipper | None") -> Generator[Sample, None, None]:
+        samples = read_shard(shard, selection=self._selection, storage_options=self._storage_options)
+        return samples if skipper is None else skipper.without_damage(samples, shard.url)
+
+    def _decoded(self, samples: Iterator[Sample], skipper: "_Skipper | None") -> Iterator[Sample]:
+        for sample in samples:
+            try:
+                decoded = self._decode(sample)
+            except (CodecError, SampleError) as error:
+                if skipper is None:
+                    raise
+                skipper.skip_sample(sample[URL], error)
+                continue
+            yield decoded
+
+    def _decode(self, sample: Sample) -> Sample:
+        decoder = self._decoder
+        if decoder is None:
+            return self._selection.pick(sample)
+        if not self._selection.wanted:
+            return decoder.decode_sample(sample)
+        # Fields are decoded by their own names, and only those that are picked.
+        named = {name: value if name in RESERVED else (name, value) for name, value in sample.items()}
+        key, url = sample[KEY], sample[URL]
+        return {
+            name: value if name in RESERVED or value is None else decoder.decode(*value, key=key, url=url)
+            for name, value in self._selection.pick(named).items()
+        }
+
+    def _transform_fields(self, sample: Sample) -> Sample:
+        transforms = self._transform
+        if not isinstance(transforms, Mapping):
+            return sample
+        for name, function in transforms.items():
+            if name not in sample:
+                message = f"shard {sample[URL]}: sample {sample[KEY]!r} has no field {name!r}, which transform names"
+                raise SampleError(f"{message}; name fields that every sample has", key=sample[KEY], url=sample[URL])
+            if sample[name] is not None:
+                sample[name] = function(sample[name])
+        return sample
+
+    def _find_place(self) -> tuple[int, int]:
+        """Return rank and world size. They are looked for late, as torch.distributed may be initialised late."""
+        if self._place is not None:
+            return self._place
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        if rank is None and world_size is None:
+            return 0, 1
+        return _checked_place(rank, world_size, "environment variables RANK and WORLD_SIZE")
+
+    def _warn(self) -> None:
+        _, world_size = self._find_place()
+        if world_size > 1:
+            warnings.warn(
+                f"ShardStream deals whole shards to {world_size} ranks, so they have different numbers of batches. "
+                "What waits for all ranks at every step, as DistributedDataParallel does, hangs at an epoch's end; "
+                "stop all ranks after a number of batches that each of them has",
+                StreamWarning,
+                stacklevel=3,
+            )
+        if self.num_samples is None:
+            warnings.warn(
+                "these shards are read without an index: cut shards are noticed, changed data is not, and there is no "
+                "exact resuming. 'shardkit index FOLDER' makes one; then give the folder instead of its shards",
+                StreamWarning,
+                stacklevel=3,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has the environment of its rank, but not its torch.distributed.
+        is_rank = distributed.is_available() and distributed.is_initialized()
+        return {**self.__dict__, "_place": self._find_place() if is_rank else self._place}
+
+
+class _Skipper:
+    """Counts and reports what one iteration leaves out."""
+
+    def __init__(self, epochs: SharedEpochs, current: Pass, max_skipped: int) -> None:
+        self._epochs = epochs
+        self._current = current
+        self._max_skipped = max_skipped
+        self._reported: set[str] = set()
+
+    def skip_sample(self, url: str, error: ShardkitError) -> None:
+        if url not in self._reported:
+            self._reported.add(url)
+            _log.warning("skipped a sample; others of this shard are counted without a word: %s", error)
+        self._check(self._epochs.skip(self._current, samples=1), error)
+
+    def without_damage(self, samples: Iterator[Sample], url: str) -> Generator[Sample, None, None]:
+        try:
+            yield from samples
+        except ShardError as error:
+            _log.warning("skipped the rest of shard %s: %s", url, error)
+            self._check(self._epochs.skip(self._current, shards=1), error)
+
+    def _check(self, skipped: Skipped, error: ShardkitError) -> None:
+        if skipped.samples + skipped.shards > self._max_skipped:
+            raise TooManySkippedError(
+                f"epoch {self._current.epoch}: {skipped.samples:,} samples and {skipped.shards:,} shards were skipped, "
+                f"expected at most max_skipped={self._max_skipped:,}; repair the shards or raise it. The last: {error}",
+                url=error.url,
+                offset=error.offset,
+                key=error.key,
+                field=error.field,
+            ) from error
+
+
+def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> Iterator[T]:
+    """Yield from so many sources in turns; one that ends makes place for the next."""
+    active = list(islice(sources, at_once))
+    try:
+        while active:
+            if len(active) == 1:
+                yield from active[0]
+                active = list(islice(sources, 1))
+                continue
+            for source in tuple(active):
+                try:
+                    yield next(source)
+                except StopIteration:
+                    position = active.index(source)
+                    active[position : position + 1] = islice(sources, 1)
+    finally:
+        for source in active:
+            source.close()
+
+
+def _mix(samples: Iterator[T], buffer_size: int, key: int) -> Iterator[T]:
+    """Yield all samples, each from a random place of a full buffer, whose rest comes in a random order at the end."""
+    buffer = list(islice(samples, buffer_size))
+    places = _draws(buffer_size, key)
+    for sample, place in zip(samples, places, strict=False):
+        yield buffer[place]
+        buffer[place] = sample
+    for place in shuffled(len(buffer), key=derive(key, _REST)).tolist():
+        yield buffer[place]
+
+
+def _draws(below: int, key: int) -> Iterator[int]:
+    """Yield numbers in [0, below) without end, the same for the same key."""
+    start = np.uint64(0)
+    while True:
+        numbers = mix64_array(mix64_array(np.arange(_DRAWS, dtype=np.uint64) + start) ^ np.uint64(key))
+        yield from (((numbers >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).tolist()
+        start += np.uint64(_DRAWS)
+
+
+def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[Any]:
+    while batch := list(islice(samples, batch_size)):
+        if drop_last and len(batch) < batch_size:
+            return
+        try:
+            collated = default_collate(batch)
+        except (RuntimeError, TypeError, KeyError) as error:
+            error.add_note(
+                "The samples of a batch must have the same fields, of equal shapes and not None: bring them into one "
+                "shape with transform=, or leave batch_size out and give the DataLoader a collate_fn"
+            )
+            raise
+        yield collated
+
+
+def _checked_place(rank: int | str | None, world_size: int | str | None, where: str) -> tuple[int, int]:
+    if rank is None or world_size is None:
+        raise ArgumentError(f"{where}: rank is {rank} and world_size is {world_size}; give both or neither")
+    try:
+        place = int(rank), int(world_size)
+    except ValueError as error:
+        raise ArgumentError(f"{where}: rank is {rank!r} and world_size is {world_size!r}, expected numbers") from error
+    if not 0 <= place[0] < place[1]:
+        raise ArgumentError(f"{where}: rank must be in [0, {place[1]}), got {place[0]}")
+    return place
