@@ -8,43 +8,43 @@
 
 The modules, in the order of a sample's way. Each imports only from those above it::
 
-    errors       everything that shardkit raises on purpose
-    hashing      every random choice
-    sample       a key and its fields <-> names of members
-    storage      where bytes come from and go to
-    progress     how far long work is
+    errors        everything that shardkit raises on purpose
+    hashing       every random choice
+    sample        a key and its fields <-> names of members
+    storage       where bytes come from and go to
+    progress      how far long work is
 
-    decompress   one member or frame of a compressed format -> bytes
-    compress     frames and compressed streams <-> bytes
-    arrays       arrays and tensors <-> bytes
-    pixels       arrays of pixels <-> image files
-    codecs       a field's value <-> bytes
-    columns      fields -> values in the index
-    headers      what a tar header says <-> its 512 bytes
-    tar          members <-> bytes
-    index        where each sample of a shard lies
-    manifest     the list of a dataset's shards
-    reader       shards -> samples
+    decompress    one member or frame of a compressed format -> bytes
+    compress      frames and compressed streams <-> bytes
+    arrays        arrays and tensors <-> bytes
+    pixels        arrays of pixels <-> image files
+    codecs        a field's value <-> bytes
+    columns       fields -> values in the index
+    headers       what a tar header says <-> its 512 bytes
+    tar           members <-> bytes
+    index         where each sample of a shard lies
+    manifest      the list of a dataset's shards
+    reader        shards -> samples
 
-    scan         a shard -> all that an index says of it
-    indexing     shards -> a dataset
+    scan          a shard -> all that an index says of it
+    indexing      shards -> a dataset
 
-    filenames    names of files -> keys and fields
-    sources      files -> samples
-    shard_source shards -> samples, to be packed again
-    shards       samples -> one shard
-    writer       samples -> shards, in the order given
-    plan         which sample goes into which shard
-    records      samples of a source, encoded when needed
-    spill        samples of unknown size, on disk meanwhile
-    resume       what an earlier pack left
-    work         tasks in threads, processes, executors
-    pack         a source -> a dataset: shuffled, levelled, split
+    filenames     names of files -> keys and fields
+    sources       files -> samples
+    shard_source  shards -> samples, to be packed again
+    shards        samples -> one shard
+    writer        samples -> shards, in the order given
+    plan          which sample goes into which shard
+    records       samples of a source, encoded when needed
+    spill         samples of unknown size, on disk meanwhile
+    resume        what an earlier pack left
+    work          tasks in threads, processes, executors
+    pack          a source -> a dataset: shuffled, levelled, split
 
-    epochs       which epoch a pass over a stream is
-    stream       shards -> samples for training, forward only
+    epochs        which epoch a pass over a stream is
+    stream        shards -> samples for training, forward only
 
-    verify       a dataset -> what is damaged in it
+    verify        a dataset -> what is damaged in it
 """
 
 from importlib import import_module
@@ -66,11 +66,11 @@ from shardkit.errors import (
     UnfinishedDatasetError,
 )
 from shardkit.indexing import index_shards
-from shardkit.verify import DamagedShard, Problem, Report, verify
 from shardkit.manifest import Manifest, Shard, read_manifest
 from shardkit.pack import pack
 from shardkit.shard_source import ShardSource
 from shardkit.sources import FileFolder, ImageFolder
+from shardkit.verify import DamagedShard, Problem, Report, verify
 from shardkit.writer import ShardWriter
 
 if TYPE_CHECKING:
