@@ -9,13 +9,14 @@ from os import PathLike
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from torch import distributed
+from torch import Tensor, distributed, uint8
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from shardkit.codecs import Decoder
 from shardkit.epochs import Pass, SharedEpochs, Skipped
 from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, ShardkitError, TooManySkippedError
 from shardkit.hashing import derive, mix64_array, shuffled
+from shardkit.pixels import IMAGE_FIELDS
 from shardkit.reader import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
 from shardkit.storage import STDIN
@@ -64,7 +65,8 @@ class ShardStream(IterableDataset[Any]):
         transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
             like ``{"image": function}``, which leaves None as it is. Its errors are never skipped.
         batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
-            one more dimension in front, keys become lists. By default, single samples.
+            one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with the
+            channels last in memory. By default, single samples.
         drop_last: Leave out the last batch of a worker if it is not full.
         on_error: ``"skip"`` leaves out samples with a field that is missing or cannot be decoded, and the rest of
             shards that are damaged, with a line in the log for each shard. Files that are missing or cannot be read
@@ -204,7 +206,18 @@ class ShardStream(IterableDataset[Any]):
             samples = self._decoded(samples, skipper)
         if self._transform is not None:
             samples = map(self._transform if callable(self._transform) else self._transform_fields, samples)
-        return samples if self._batch_size is None else _batches(samples, self._batch_size, drop_last=self._drop_last)
+        if self._batch_size is None:
+            return samples
+        return map(self._channels_first, _batches(samples, self._batch_size, drop_last=self._drop_last))
+
+    def _channels_first(self, batch: Any) -> Any:
+        """Show batches of images as networks take them; in memory, the channels stay last."""
+        for name, value in batch.items() if isinstance(batch, dict) else ():
+            fields = self._selection.wanted.get(name, (name,))
+            images = all(field.rpartition(".")[2] in IMAGE_FIELDS for field in fields)
+            if images and isinstance(value, Tensor) and value.dtype == uint8 and value.shape[3:] == (3,):
+                batch[name] = value.permute(0, 3, 1, 2)
+        return batch
 
     def _read(self, shard: ShardLocation, skipper: "_Skipper | None") -> Generator[Sample, None, None]:
         samples = read_shard(shard, selection=self._selection, storage_options=self._storage_options)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardkit import stream as stream_module
-from shardkit.codecs import Decoder
+from shardkit.codecs import Decoder, encode
 from shardkit.epochs import SharedEpochs
 from shardkit.errors import ArgumentError, CodecError, DatasetError, SampleError, ShardError, TooManySkippedError
 from shardkit.sample import KEY, URL
@@ -424,6 +424,21 @@ def test_batches_are_torch_tensors_with_lists_of_keys(shards):
     assert torch.equal(batches[1]["cls"], torch.arange(8, 16))
     assert batches[0]["txt"][1] == "text 1" * 3
     assert [len(b[KEY]) for b in ShardStream(shards, batch_size=8, drop_last=True)] == [8, 8]
+
+
+def test_a_batch_of_images_has_its_channels_first_and_keeps_them_last_in_memory(tmp_path):
+    pixels = [np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3) + i for i in range(3)]
+    shard = tmp_path / "images.tar"
+    shard.write_bytes(
+        tar((f"{i}.{field}", encode(field, image)) for i, image in enumerate(pixels) for field in ("png", "npy"))
+    )
+
+    (batch,) = ShardStream(shard, fields={"image": "jpg;png", "array": "npy"}, batch_size=3, shuffle=False)
+
+    assert batch["image"].shape == (3, 3, 4, 5)
+    assert batch["image"].is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(batch["image"].permute(0, 2, 3, 1).numpy(), np.stack(pixels))
+    assert np.array_equal(batch["array"].numpy(), np.stack(pixels))
 
 
 def test_a_batch_that_cannot_be_made_says_what_to_do(shards):
