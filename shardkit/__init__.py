@@ -45,6 +45,8 @@ The modules, in the order of a sample's way. Each imports only from those above 
     stream        shards -> samples for training, forward only
 
     verify        a dataset -> what is damaged in it
+    inspection    which samples there are, one member, figures
+    cli           all of it from the command line
 """
 
 from importlib import import_module

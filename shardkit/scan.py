@@ -40,7 +40,7 @@ class ShardScan:
         self._storage = storage
         self._url = url
         self._block_samples = block_samples
-        self._columns = columns if columns and columns.columns else None
+        self._columns = columns or ColumnMaker(None)
         self._builder = IndexBuilder()
         self._blocks: list[tuple[int, int, int]] = []  # offset, end, CRC-32
         self._tar_size = 0
@@ -77,11 +77,10 @@ class ShardScan:
         block_offset, _, crc = self._blocks[-1]
         self._blocks[-1] = (block_offset, end, tape.crc32(end, crc))
         rows = [(field, m.data_offset, m.size, zlib.crc32(m.data or b"")) for field, m in sample.items()]
-        fields = {field: m.data or b"" for field, m in sample.items()}
-        values = self._columns.values(key, fields) if self._columns else None
+        values = self._columns.values(key, ((field, m.data or b"") for field, m in sample.items()))
         self._builder.add(key, offset, end - offset, rows, columns=values)
         self.keys.append(key)
-        self.fields.update(fields)
+        self.fields.update(sample)
 
     def facts(self) -> ShardFacts:
         """Return what concerns the whole shard."""

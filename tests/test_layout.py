@@ -34,7 +34,7 @@ LAYERS = [
     *["scan", "indexing"],
     *["filenames", "sources", "shard_source", "shards", "writer", "plan", "records", "spill", "resume", "work", "pack"],
     *["epochs", "stream"],
-    *["verify"],
+    *["verify", "inspection", "cli"],
 ]
 
 # The words of every public signature: the same thing has the same name everywhere.

@@ -1,0 +1,401 @@
+"""The command line: ``shardkit pack``, ``index``, ``verify``, ``ls``, ``cat`` and ``stats``.
+
+Results go to standard output, as JSON with ``--json``; progress and errors to standard error. The exit code is 0, 1 if
+``verify`` found damage, 2 for an error, 130 after Ctrl-C.
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from shardkit.errors import ArgumentError, ShardkitError
+
+if TYPE_CHECKING:
+    from shardkit.manifest import Manifest
+    from shardkit.verify import Report
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_DAMAGED = 1
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+_SHOWN = 10  # of a long list, before it says how many more there are
+
+_WHO_READS = {
+    "none": "plain tar: read by tar, webdataset, HF datasets, DALI, wids and others",
+    "gz": "gz: read by tar, webdataset and HF datasets; cannot be read by block",
+    "zst": "zst: read by shardkit and 'tar --zstd'; for webdataset and others pass --compression none",
+}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Pack training data into tar shards, and look into them. 'shardkit COMMAND --help' has an example of each.",
+)
+
+
+class Kind(StrEnum):
+    """What a source is."""
+
+    auto = "auto"
+    images = "images"
+    files = "files"
+    shards = "shards"
+
+
+class WorkerType(StrEnum):
+    """What writes shards at the same time."""
+
+    thread = "thread"
+    process = "process"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Columns = Annotated[
+    list[str] | None, typer.Option("--column", metavar="NAME=FIELD", help="A field's value to have in the index.")
+]
+BlockBytes = Annotated[str, typer.Option(help="About how large a block is, the unit of reading.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the way.")]
+
+
+def main() -> None:
+    """Run the command line; the console script."""
+    app()
+
+
+def _command(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a command of a function: what it raises on purpose is one line, not a traceback."""
+
+    @functools.wraps(function)
+    def _run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BrokenPipeError:  # as in `shardkit ls ... | head`: who reads has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (ShardkitError, OSError) as error:
+            _fail(error)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+    return app.command(name=function.__name__.rstrip("_"))(_run)
+
+
+def _fail(error: Exception) -> NoReturn:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    raise typer.Exit(EXIT_ERROR)
+
+
+@_command
+def pack(  # noqa: PLR0913 - as many options as the function that it calls
+    source: Annotated[str, typer.Argument(help="A folder of images or files, or shards to pack again.")],
+    destination: Annotated[str, typer.Argument(help="The folder of the new dataset.")],
+    *,
+    kind: Annotated[Kind, typer.Option(help="What the source is; auto looks into it.")] = Kind.auto,
+    shard_bytes: Annotated[str, typer.Option(help="The largest shard, headers included.")] = "256MB",
+    shard_samples: Annotated[int | None, typer.Option(help="The most samples in a shard.")] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Mix all samples, or keep the order.")] = True,
+    seed: Annotated[int, typer.Option(help="Another seed is another order.")] = 0,
+    compression: Annotated[str, typer.Option(help="none, zst, gz, with a level as zst:9; auto tries it.")] = "auto",
+    block_bytes: BlockBytes = "1MB",
+    split: Annotated[list[str] | None, typer.Option(metavar="NAME=SHARE", help="A split, as train=0.9.")] = None,
+    labels: Annotated[str | None, typer.Option(help="CSV or JSON: labels instead of class folders.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Fields to take from files or shards, as jpg,seg.png.")] = None,
+    column: Columns = None,
+    workers: Annotated[int | None, typer.Option(help="Shards written at a time; one a processor.")] = None,
+    worker_type: Annotated[WorkerType, typer.Option(help="What writes them.")] = WorkerType.thread,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on where a run stopped, or anew.")] = True,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pack a folder into shuffled shards of equal size.
+
+    Class folders of images become samples with a picture and a class; other files are grouped by name; shards are
+    packed again. A run that was stopped goes on when it is started again.
+
+    Example: shardkit pack photos shards --split train=0.9 --split val=0.1
+    """
+    from shardkit.pack import pack as pack_source
+
+    splits = {name: _share(name, share) for name, share in _pairs(split, "--split").items()} or None
+    manifests = pack_source(
+        _source(source, kind, labels, fields.split(",") if fields else None),
+        destination,
+        shard_bytes=shard_bytes,
+        shard_samples=shard_samples,
+        shuffle=shuffle,
+        seed=seed,
+        compression=compression,
+        block_bytes=block_bytes,
+        columns=_pairs(column, "--column"),
+        splits=splits,
+        num_workers=workers,
+        worker_type=worker_type.value,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    if as_json:
+        _print_json({name: _describe(manifest) for name, manifest in manifests.items()})
+        return
+    for manifest in manifests.values():
+        _print_manifest(manifest)
+    kinds = {shard.compression for manifest in manifests.values() for shard in manifest.shards}
+    for name in sorted(kinds):
+        typer.echo(_WHO_READS[name])
+
+
+@_command
+def index(
+    urls: Annotated[list[str], typer.Argument(help="A folder of shards, shards, or patterns.")],
+    *,
+    out: Annotated[str | None, typer.Option(help="Where indexes and manifest go, if not beside the shards.")] = None,
+    column: Columns = None,
+    block_bytes: BlockBytes = "1MB",
+    class_name: Annotated[list[str] | None, typer.Option("--class", help="The classes' names, in order.")] = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a dataset of tar shards that are there.
+
+    Each gets an index, and all together a manifest. Shards that no longer match their manifest are refused.
+
+    Example: shardkit index laion/ --column label=cls
+    """
+    from shardkit.indexing import index_shards
+
+    manifest = index_shards(
+        urls,
+        out=out,
+        columns=_pairs(column, "--column"),
+        block_bytes=block_bytes,
+        classes=class_name or None,
+        overwrite=overwrite,
+        progress=True,
+    )
+    if as_json:
+        _print_json(_describe(manifest))
+    else:
+        _print_manifest(manifest)
+
+
+@_command
+def verify(
+    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    *,
+    allow_any_url: Annotated[bool, typer.Option("--allow-any-url", help="Shards may lie in other folders.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every byte of a dataset.
+
+    It says what is damaged, where, and which samples are whole nevertheless.
+    The exit code is 0 if all is as it was packed, 1 if not.
+
+    Example: shardkit verify shards/train
+    """
+    from shardkit.verify import verify as check
+
+    report = check(url, allow_any_url=allow_any_url, progress=True)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+@_command
+def ls(
+    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    *,
+    shards: Annotated[bool, typer.Option("--shards", help="List shards instead of samples.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List samples, or shards.
+
+    A line each: the key, and the fields with their sizes in bytes. With --json, one object a line.
+
+    Example: shardkit ls shards/train
+    """
+    from shardkit.inspection import list_samples, list_shards
+
+    if shards:
+        for shard in list_shards(url):
+            kind = shard["compression"] or "no index"
+            line = f"{shard['url']}\t{shard['samples']:,} samples\t{shard['bytes']:,} bytes\t{kind}"
+            typer.echo(json.dumps(shard) if as_json else line)
+        return
+    for sample in list_samples(url):
+        sizes = "  ".join(f"{field} {size:,}" for field, size in sorted(sample.fields.items()))
+        typer.echo(json.dumps(sample._asdict()) if as_json else f"{sample.key}\t{sizes}")
+
+
+@_command
+def cat(
+    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    key: Annotated[str, typer.Argument(help="The sample's key.")],
+    field: Annotated[str, typer.Argument(help="The field, as jpg.")],
+) -> None:
+    """Write one field of one sample to standard output.
+
+    Where there is an index, nothing else is read; of zst shards, the block that it is in.
+
+    Example: shardkit cat shards/train cat/0001 jpg > cat.jpg
+    """
+    from shardkit.inspection import read_member
+
+    sys.stdout.buffer.write(read_member(url, key, field))
+    sys.stdout.buffer.flush()
+
+
+@_command
+def stats(
+    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Print figures of a dataset.
+
+    Fields and their sizes, classes, shards, and files and room on disk before and after packing.
+
+    Example: shardkit stats shards/train
+    """
+    from dataclasses import asdict
+
+    from shardkit.inspection import Footprint, Sizes, compute_statistics
+    from shardkit.storage import format_bytes
+
+    figures = compute_statistics(url)
+    if as_json:
+        named = {
+            name: value._asdict() if hasattr(value, "_asdict") else value for name, value in asdict(figures).items()
+        }
+        _print_json(named | {"fields": {name: sizes._asdict() for name, sizes in figures.fields.items()}})
+        return
+
+    def sizes_of(name: str, sizes: Sizes) -> list[str]:
+        numbers = (sizes.total, sizes.min, sizes.median, sizes.mean, sizes.max)
+        return [name, f"{sizes.number:,}", *(format_bytes(number) for number in numbers)]
+
+    def footprint_of(name: str, footprint: Footprint) -> list[str]:
+        return [name, f"{footprint.files:,}", format_bytes(footprint.bytes), format_bytes(footprint.lost)]
+
+    typer.echo(f"{_count(figures.samples, 'sample')} in {_count(figures.shards.number, 'shard')}\n")
+    rows = [sizes_of(name or "(no name)", sizes) for name, sizes in figures.fields.items()]
+    _print_table(
+        ["field", "number", "total", "min", "median", "mean", "max"], [*rows, sizes_of("shards", figures.shards)]
+    )
+    if figures.classes:
+        typer.echo("")
+        _print_table(["class", "samples"], [[name, f"{count:,}"] for name, count in figures.classes.items()])
+    if figures.tar_bytes:
+        ratio = figures.tar_bytes / max(1, figures.shards.total)
+        typer.echo(f"\ncompression: {ratio:.2f} times smaller than the uncompressed tars")
+    typer.echo("")
+    rows = [footprint_of("a file a field", figures.before), footprint_of("shards", figures.after)]
+    _print_table(["on disk", "files", "bytes", "lost to 4 KiB blocks"], rows)
+
+
+def _source(source: str, kind: Kind, labels: str | None, fields: list[str] | None) -> Any:
+    from shardkit.inspection import recognise_source
+    from shardkit.shard_source import ShardSource
+    from shardkit.sources import FileFolder, ImageFolder
+
+    if kind == Kind.auto:
+        kind = Kind.images if labels else Kind(recognise_source(source))
+        typer.echo(f"{source}: taken for {kind.value}; --kind says otherwise", err=True)
+    if labels and kind != Kind.images:
+        raise ArgumentError(f"--labels is for images, not for {kind.value}")
+    if fields and kind == Kind.images:
+        raise ArgumentError("--fields is for files and shards; images have the fields that their names say")
+    if kind == Kind.images:
+        return ImageFolder(source, labels=labels)
+    return FileFolder(source, fields=fields) if kind == Kind.files else ShardSource(source, fields=fields)
+
+
+def _pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value or name in pairs:
+            raise ArgumentError(f"{option} {text!r}: write name=value, each name once")
+        pairs[name] = value
+    return pairs
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentError(f"--split {name}={text}: {text!r} is no share; write a number such as 0.9") from None
+
+
+def _describe(manifest: "Manifest") -> dict[str, Any]:
+    return {
+        "url": manifest.url,
+        "samples": manifest.num_samples,
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.file_size for shard in manifest.shards),
+        "fields": list(manifest.fields),
+        "classes": list(manifest.classes),
+        "columns": dict(manifest.columns),
+        "unique_keys": manifest.unique_keys,
+        "digest": manifest.digest,
+    }
+
+
+def _print_manifest(manifest: "Manifest") -> None:
+    from shardkit.storage import format_bytes
+
+    size = format_bytes(sum(shard.file_size for shard in manifest.shards))
+    typer.echo(
+        f"{manifest.url}: {_count(manifest.num_samples, 'sample')} in {_count(len(manifest.shards), 'shard')}, {size}"
+    )
+
+
+def _print_report(report: "Report") -> None:
+    for problem in report.problems:
+        typer.echo(f"{problem.url}: {problem.message}")
+    for shard in report.damaged:
+        typer.echo(f"{shard.url}: {shard.whole:,} of {shard.samples:,} samples are whole")
+        for problem in shard.problems:
+            typer.echo(f"  {problem.message}" if problem.url == shard.url else f"  {problem.url}: {problem.message}")
+        if shard.damaged:
+            more = len(shard.damaged) - _SHOWN
+            shown = ", ".join(shard.damaged[:_SHOWN]) + (f" and {more:,} more (--json lists all)" if more > 0 else "")
+            typer.echo(f"  not whole: {shown}; all others are")
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    damaged = len(report.damaged)
+    found = f"{_count(damaged, 'shard')} {'is' if damaged == 1 else 'are'} damaged"
+    found = "everything is as it should be" if report.ok else found if damaged else "the dataset is not as it should be"
+    typer.echo(f"{_count(report.samples, 'sample')} in {_count(report.shards, 'shard')} read; {found}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=1))
+
+
+def _print_table(header: list[str], rows: list[list[str]]) -> None:
+    """Print columns, the first to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        typer.echo("  ".join(cells).rstrip())
