@@ -1,0 +1,207 @@
+"""webdataset's pipelines over shardkit's strict reader, for those who come from webdataset.
+
+One import changes::
+
+    from shardkit.webdataset import WebDataset
+
+    dataset = WebDataset("train-{000..127}.tar", shardshuffle=100).shuffle(1000).decode("rgb").to_tuple("jpg", "cls")
+    loader = webdataset.WebLoader(dataset.batched(32), batch_size=None, num_workers=4)
+
+The stages are webdataset's own. What comes in front of them is not: samples are read by ``ShardStream``, so that damage
+is an error and never a shorter shard, every shard is read by one worker of one rank, and every epoch has another order
+of shards, the same again for the same seed.
+
+What is read from a shard is what webdataset reads, but for these deviations, each of which a test shows:
+
+- files whose names begin with a dot are skipped in every folder, not only at the top
+- what is named ``__x__``, or lies below it, is skipped in every folder, not only at the top
+- a newline in a name is a character like any other
+- ``__bad__`` and ``__local_path__`` are fields like any other
+- a field ``__source__`` is an error, because shardkit keeps the name for itself
+- an archive without its end-of-archive mark is an error
+- anything but zeros after the end-of-archive mark is an error, a second archive too
+- a damaged or cut header is an error, not the end of the shard
+- compressed data that is cut, or followed by something else, is an error
+- all parts of a gz, bz2 or xz file are read, not only the first (pigz, pbzip2 and bgzip write many)
+- zst is read, also before Python 3.14
+- the format that lzma wrote before xz is not read
+- sparse members, parts of multi-volume archives and members of unknown types are errors
+- a negative size is an error
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Literal, Self
+
+from shardkit.epochs import Skipped
+from shardkit.errors import ArgumentError, MissingExtraError
+from shardkit.stream import ShardStream
+
+try:
+    import webdataset as wds
+    from webdataset.compat import FluidInterface
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"shardkit.webdataset: needs webdataset ({error}); install it with: pip install 'shardkit[webdataset]'"
+    ) from error
+
+_HANDLERS: dict[object, Literal["raise", "skip"]] = {
+    wds.reraise_exception: "raise",
+    wds.ignore_and_continue: "skip",
+    wds.warn_and_continue: "skip",
+}
+_NODE_SPLITTERS = (wds.split_by_node, wds.shardlists.single_node_only)
+
+# What webdataset takes and this does not, and what to do instead.
+_INSTEAD = {
+    "cache_dir": "shards are not cached here; copy them to a local disk first, and leave it out",
+    "cache_size": "shards are not cached here; leave it out",
+    "empty_check": "a worker without shards just ends, and urls without shards are an error anyway; leave it out",
+    "mode": "there are no modes; leave it out",
+    "rename_files": "files keep their names; rename fields with the stage .rename(new='old'), or with fields=",
+    "repeat": "it never did anything; use the stage .repeat()",
+    "resampled": "every sample comes exactly once an epoch; use .repeat() to go on without end, and .with_epoch(n) for "
+    "epochs of one length",
+    "select_files": "name the fields to read with fields=, such as fields=('jpg', 'cls')",
+    "url_to_name": "shards are not cached here; leave it out",
+    "verbose": "it never did anything; leave it out",
+}
+
+
+class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # webdataset has no types: both are Any
+    """webdataset's ``WebDataset`` over shardkit's reader: the same stages, damage is an error, epochs differ.
+
+    A ``ShardStream`` of bytes is the source, all else is webdataset's: ``shuffle decode to_tuple map select batched``
+    and the other stages, ``with_epoch``, ``repeat``, ``WebLoader``. Shards are always divided among ranks and workers.
+    Every iteration is the next epoch; ``with_epoch(n)`` and ``repeat()`` too begin a new one when they begin again.
+
+    The stage ``.decode()`` stays webdataset's: it unpickles the fields ``pyd``, ``pickle`` and ``pkl`` of whoever wrote
+    the shards, which can run anything. ``ShardStream`` decodes without. Its samples lack only ``__local_path__``.
+
+    Args:
+        urls: As for ``ShardStream``, and also joined by ``::``. A folder is one dataset and is not watched, and pipes
+            and commands are not run.
+        shardshuffle: True or a number to bring the shards into another order every epoch, all of them whatever the
+            number; samples are shuffled by the stage ``.shuffle(1000)``.
+        seed: The key of the shards' order.
+        open_shards: How many shards at a time are read in turns if shards are shuffled. One after the other as
+            webdataset by default; with 4, the stage ``.shuffle`` mixes samples of 4 shards.
+        fields: What to read, everything by default: as for ``ShardStream``.
+        on_error: ``"skip"`` leaves out the rest of damaged shards and logs it; see ``skipped``. This is about reading:
+            the stages have handlers of their own.
+        max_skipped: How many shards and samples an epoch may leave out.
+        storage_options: Passed to the storage.
+        handler: webdataset's word for ``on_error``: ``reraise_exception``, ``warn_and_continue`` or
+            ``ignore_and_continue``.
+        nodesplitter: Only what happens anyway: ``split_by_node``, ``single_node_only``.
+        workersplitter: Only what happens anyway: ``split_by_worker``.
+        detshuffle: Makes no difference: the shards' order always follows from seed and epoch.
+        mode, resampled, repeat, cache_dir, cache_size, url_to_name, select_files, rename_files, empty_check, verbose:
+            Refused unless they are None or False; the error says what to use.
+
+    Raises:
+        ArgumentError: An argument cannot be honoured here.
+        DatasetError: There are no shards.
+        ShardError: While iterating, a shard is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> from shardkit.writer import ShardWriter
+        >>> folder = tempfile.mkdtemp()
+        >>> with ShardWriter(f"{folder}/words") as writer:
+        ...     writer.write({"__key__": "0001", "txt": "hello", "cls": 1})
+        >>> list(WebDataset(f"{folder}/words", shardshuffle=100).decode().to_tuple("txt", "cls"))
+        [('hello', 1)]
+    """
+
+    def __init__(  # noqa: PLR0913 - half of them are webdataset's, so that only an import has to change
+        self,
+        urls: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        shardshuffle: bool | int | None = False,
+        seed: int = 0,
+        open_shards: int = 1,
+        fields: Sequence[str] | Mapping[str, str] | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int = 100,
+        storage_options: Mapping[str, object] | None = None,
+        handler: Callable[[Exception], bool] | None = None,
+        nodesplitter: object = wds.split_by_node,
+        workersplitter: object = wds.split_by_worker,
+        detshuffle: bool = False,  # noqa: ARG002 - it makes no difference
+        mode: object = None,
+        resampled: object = None,
+        repeat: object = None,
+        cache_dir: object = None,
+        cache_size: object = None,
+        url_to_name: object = None,
+        select_files: object = None,
+        rename_files: object = None,
+        empty_check: object = None,
+        verbose: object = None,
+    ) -> None:
+        given = {
+            "mode": mode,
+            "resampled": resampled,
+            "repeat": repeat,
+            "cache_dir": cache_dir,
+            "cache_size": cache_size,
+            "url_to_name": url_to_name,
+            "select_files": select_files,
+            "rename_files": rename_files,
+            "empty_check": empty_check,
+            "verbose": verbose,
+        }
+        for name, value in given.items():
+            if value:
+                raise ArgumentError(f"{name}={value!r}: webdataset's argument is not taken here; {_INSTEAD[name]}")
+        if nodesplitter not in _NODE_SPLITTERS or workersplitter is not wds.split_by_worker:
+            raise ArgumentError(
+                f"nodesplitter={nodesplitter!r}, workersplitter={workersplitter!r}: shards are always divided among "
+                "ranks and workers, each is read once; leave both out"
+            )
+        if handler is not None and handler not in _HANDLERS:
+            raise ArgumentError(
+                f"handler={handler!r}: is not one that is known here; write on_error='skip' to leave out the rest of "
+                "damaged shards, and give handlers to the stages that are to have them"
+            )
+        source = ShardStream(
+            urls.split("::") if isinstance(urls, str) else urls,
+            fields=fields,
+            decode=False,
+            shuffle=bool(shardshuffle),
+            seed=seed,
+            buffer_size=1,  # samples are mixed by the stage .shuffle
+            open_shards=open_shards,
+            on_error=on_error if handler is None else _HANDLERS[handler],
+            max_skipped=max_skipped,
+            storage_options=storage_options,
+        )
+        super().__init__(source)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, and those after it the following ones. It is not needed.
+
+        Args:
+            epoch: From 0.
+
+        Raises:
+            ArgumentError: It is negative.
+        """
+        self._source.set_epoch(epoch)
+
+    @property
+    def skipped(self) -> Skipped:
+        """The samples and shards that reading left out so far in the epoch that began last, over all workers."""
+        return self._source.skipped
+
+    @property
+    def _source(self) -> ShardStream:
+        source: ShardStream = self.pipeline[0]
+        return source
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
