@@ -1,6 +1,6 @@
 """Columns: values promoted into the index, so that samples are chosen before any shard is read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from shardkit.codecs import Decoder
@@ -47,7 +47,7 @@ class ColumnMaker:
 
     Example:
         >>> maker = ColumnMaker({"label": "cls", "length": lambda sample: len(sample["txt"])})
-        >>> maker.values("0001", {"cls": b"7", "txt": b"seven"})
+        >>> maker.values("0001", [("cls", b"7"), ("txt", b"seven")])
         {'label': 7, 'length': 5}
     """
 
@@ -64,18 +64,24 @@ class ColumnMaker:
                     f"columns: {name!r} is {column!r}, expected a field's name or a function of the sample"
                 )
 
-    def values(self, key: str, fields: Mapping[str, bytes]) -> dict[str, object]:
+    def values(self, key: str, fields: Iterable[tuple[str, bytes]]) -> dict[str, object]:
         """Return the columns' values for one sample.
+
+        Args:
+            key: The sample's key.
+            fields: Its fields' names and bytes.
 
         Raises:
             CodecError: A field cannot be decoded, or a function failed; the cause is chained.
         """
-        view = DecodedView(key, fields, self._decoder)
+        if not self.columns:
+            return {}
+        view = DecodedView(key, dict(fields), self._decoder)
         result: dict[str, object] = {}
         for name, column in self.columns.items():
             try:
                 if isinstance(column, str):
-                    result[name] = view[column] if column in fields else None
+                    result[name] = view.get(column)
                 else:
                     result[name] = column(view)
             except ShardkitError:

@@ -9,21 +9,22 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import Compression, parse_compression
-from shardkit.errors import DatasetExistsError, SourceError
+from shardkit.errors import DatasetExistsError, ShardkitError, SourceError
 from shardkit.hashing import Permutation, derive
 from shardkit.index import choose_block_samples
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, read_manifest
-from shardkit.plan import ShardPlan, assign_splits, plan_shards
+from shardkit.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.progress import track
 from shardkit.records import ListedPart, ListedRecords, Records, Transform
 from shardkit.resume import Request, Target, describe_function
@@ -38,9 +39,9 @@ from shardkit.shards import (
 )
 from shardkit.sources import ListedSource
 from shardkit.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segment, write_segments
-from shardkit.storage import join, local_path, parse_bytes, remove_temporary_files, storage_for
+from shardkit.storage import join, local_path, parse_bytes, storage_for
 from shardkit.tar import END_OF_ARCHIVE
-from shardkit.work import Cancelled, Workers
+from shardkit.work import Cancelled, StopSign, Workers
 from shardkit.writer import (
     assemble_manifest,
     check_shard_samples,
@@ -72,18 +73,18 @@ class _ShardTask:
     columns: Mapping[str, Column]
     plan: str
 
-    def run(self, stop: threading.Event) -> WrittenShard:
+    def run(self, stop: StopSign) -> WrittenShard:
+        maker = ColumnMaker(self.columns)
         with OpenShard(
             self.folder,
             self.stem,
             compression=self.compression,
             block_samples=self.block_samples,
-            columns=ColumnMaker(self.columns),
             plan=self.plan,
             overwrite=True,  # what has its name is itself, from an attempt that was killed before its index
         ) as shard:
             for sample in _until(stop, self.samples):
-                shard.file.add(sample)
+                shard.file.add(sample, maker.values(sample.key, sample.members))
             return shard.publish()
 
 
@@ -93,13 +94,15 @@ class _SpillTask:
 
     url: str
     samples: ListedPart
+    shard_bytes: int
     fingerprint: str
 
-    def run(self, stop: threading.Event) -> Segment:
-        return write_segment(self.url, _until(stop, self.samples), fingerprint=self.fingerprint)
+    def run(self, stop: StopSign) -> Segment:
+        samples = _until(stop, self.samples)
+        return write_segment(self.url, samples, shard_bytes=self.shard_bytes, fingerprint=self.fingerprint)
 
 
-def _until(stop: threading.Event, samples: Iterable[T]) -> Iterator[T]:
+def _until(stop: StopSign, samples: Iterable[T]) -> Iterator[T]:
     for sample in samples:
         if stop.is_set():
             raise Cancelled
@@ -118,12 +121,13 @@ class _Pack:
         *,
         progress: bool,
     ) -> None:
-        self._source = source
+        self._source = (source.listed() or source) if isinstance(source, ShardSource) else source
         self._folder = folder
         self._request = request
         self._described = {"version": PLAN_VERSION, "source": type(source).__name__, **request.describe()}
         self._workers = workers
         self._progress = progress
+        self._fingerprint = ""  # of a listed source
         names = list(request.splits) if request.splits is not None else []
         self._targets = {n: Target(join(folder, n), self._described) for n in names} or {
             dataset_name(folder): Target(folder, self._described)
@@ -134,52 +138,60 @@ class _Pack:
             _refuse_dataset(self._folder)
         for target in self._targets.values():
             target.claim(resume=resume, overwrite=overwrite)
-        spill = join(self._folder, SPILL_NAME)
-        if not resume:
-            shutil.rmtree(local_path(spill), ignore_errors=True)
-        records = self._records(spill)
-        self._check(records)
-        manifests = self._write(records)
-        shutil.rmtree(local_path(spill), ignore_errors=True)
-        return manifests
+        listed = isinstance(self._source, ListedSource)
+        if isinstance(self._source, ListedSource):
+            self._fingerprint = self._source.fingerprint()
+            for target in self._targets.values():
+                target.check_source(self._fingerprint)
+        if not (listed and all(target.is_finished for target in self._targets.values())):
+            spill = local_path(join(self._folder, SPILL_NAME))
+            if overwrite or not resume:
+                shutil.rmtree(spill, ignore_errors=True)
+            try:
+                self._write(self._records(str(spill)), spill)
+            except BaseException as error:
+                if not listed or isinstance(error, ShardkitError):  # the next call could not use it
+                    shutil.rmtree(spill, ignore_errors=True)
+                raise
+        return {name: read_manifest(target.folder) for name, target in self._targets.items()}
 
     def _records(self, spill: str) -> Records:
         source, transform = self._source, self._request.transform
-        if isinstance(source, ShardSource):
-            source = source.listed() or source
-        if isinstance(source, ListedSource):
-            if transform is None:
-                return ListedRecords(source)
-            return Spill.of(self._spill_listed(source, transform, spill))
+        if isinstance(source, ListedSource) and transform is None:
+            return ListedRecords(source, self._fingerprint)
         for target in self._targets.values():
-            target.mark({"request": self._described})
+            target.announce()
+        if isinstance(source, ListedSource):
+            return Spill.of(self._spill_listed(source, spill))
         samples = source if transform is None else _transformed(source, transform)
         with track("reading", total=None, enabled=self._progress) as advance:
-            segments = list(write_segments(spill, _counted((encode_sample(s) for s in samples), advance)))
-        return Spill.of(segments)
+            encoded = _counted((encode_sample(s) for s in samples), advance)
+            return Spill.of(list(write_segments(spill, encoded, shard_bytes=self._request.shard_bytes)))
 
-    def _spill_listed(self, source: ListedSource, transform: Transform, spill: str) -> list[Segment]:
+    def _spill_listed(self, source: ListedSource, spill: str) -> list[Segment]:
         """Encode a listed source with a transform, in parallel; segments that an earlier call finished are kept."""
-        for target in self._targets.values():
-            target.mark({"request": self._described})
-        whole = f"{source.fingerprint()} {describe_function(transform)}"
-        starts = range(0, len(source), _SPILL_SAMPLES)
+        transform = self._request.transform
+        whole = f"{self._fingerprint} {describe_function(transform)}"
+        urls = [segment_url(spill, number) for number in range(-(-len(source) // _SPILL_SAMPLES))]
         segments: dict[str, Segment] = {}
         tasks = []
-        for number, start in enumerate(starts):
-            url = segment_url(spill, number)
-            fingerprint = hashlib.sha256(f"{whole} {start} {_SPILL_SAMPLES}".encode()).hexdigest()
+        for number, url in enumerate(urls):
+            fingerprint = hashlib.sha256(f"{whole} {number} {_SPILL_SAMPLES}".encode()).hexdigest()
             earlier = read_segment(url)
             if earlier is not None and earlier.fingerprint == fingerprint:
                 segments[url] = earlier
             else:
+                start = number * _SPILL_SAMPLES
                 part = source.take(range(start, min(start + _SPILL_SAMPLES, len(source))))
-                tasks.append(_SpillTask(url, ListedPart(part, transform), fingerprint))
-        with track("transforming", total=len(source), enabled=self._progress) as advance:
-            for segment in self._workers.run(tasks):
+                tasks.append(_SpillTask(url, ListedPart(part, transform), self._request.shard_bytes, fingerprint))
+        with (
+            track("transforming", total=len(source), enabled=self._progress) as advance,
+            closing(self._workers.run(tasks)) as results,
+        ):
+            for segment in results:
                 segments[segment.url] = segment
                 advance(len(segment.samples))
-        return [segments[segment_url(spill, number)] for number in range(len(starts))]
+        return [segments[url] for url in urls]
 
     def _check(self, records: Records) -> None:
         if not len(records.hashes):
@@ -193,13 +205,19 @@ class _Pack:
     def _capacity(self) -> int:
         return self._request.shard_bytes - len(END_OF_ARCHIVE)
 
-    def _write(self, records: Records) -> dict[str, Manifest]:
+    def _write(self, records: Records, spill: Path) -> None:
         request = self._request
+        self._check(records)
         compression = self._choose_compression(records)
-        digest = hashlib.sha256(json.dumps([self._described, records.digest]).encode()).hexdigest()
-        packed = {"request": self._described, "plan": digest, "compression": _spelled(compression)}
-        unfinished = {name: target for name, target in self._targets.items() if target.mark(packed)}
         plans = self._plan(records)
+        described = json.dumps([self._described, records.digest], sort_keys=True)
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        packed = {"request": self._described, "plan": digest, "compression": _spelled(compression)}
+        if self._fingerprint:
+            packed["source"] = self._fingerprint
+        for target in self._targets.values():
+            target.begin(packed)
+        unfinished = {name: target for name, target in self._targets.items() if not target.is_finished}
         done: dict[str, WrittenShard] = {}
         sizes = {
             name: choose_block_samples(len(plan.order), int(records.tar_sizes[plan.order].sum()), request.block_bytes)
@@ -208,9 +226,9 @@ class _Pack:
 
         def tasks() -> Iterator[_ShardTask]:
             for name, target in unfinished.items():
-                remove_temporary_files(target.folder)
-                for number in range(len(plans[name])):
-                    stem = shard_stem(target.folder, number)
+                stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
+                target.clean({stem + suffix for stem in stems for suffix in (".parquet", compression.suffix)})
+                for number, stem in enumerate(stems):
                     earlier = target.finished_shard(stem, compression, digest)
                     if earlier is not None:
                         done[earlier.shard.url] = earlier
@@ -220,10 +238,14 @@ class _Pack:
                     yield _ShardTask(target.folder, stem, samples, compression, sizes[name], request.columns, digest)
 
         total = sum(len(plans[name].order) for name in unfinished)
-        with track("packing", total=total, enabled=self._progress) as advance:
-            for written in self._workers.run(tasks()):
+        with (
+            track("packing", total=total, enabled=self._progress) as advance,
+            closing(self._workers.run(tasks())) as results,
+        ):
+            for written in results:
                 done[written.shard.url] = written
                 advance(written.shard.samples)
+        shutil.rmtree(spill, ignore_errors=True)  # before a manifest says that there is nothing more to do
         for name, target in unfinished.items():
             stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
             manifest = assemble_manifest(
@@ -234,7 +256,6 @@ class _Pack:
                 url=target.folder,
             )
             publish_manifest(storage_for(target.folder), target.folder, manifest)
-        return {name: read_manifest(target.folder) for name, target in self._targets.items()}
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
         request = self._request
@@ -364,11 +385,11 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     request = Request(
         shard_bytes=parse_bytes(shard_bytes),
         shard_samples=check_shard_samples(shard_samples),
-        seed=seed if shuffle else None,
+        seed=int(seed) if shuffle else None,
         compression=compression if compression == "auto" else _spelled(parse_compression(compression)),
         block_bytes=parse_bytes(block_bytes),
         columns=ColumnMaker(columns).columns,
-        splits=dict(splits) if splits is not None else None,
+        splits=check_splits(splits),
         split_by=split_by,
         transform=transform,
     )

@@ -66,8 +66,8 @@ def plan_shards(
 def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | None) -> Positions:
     """Cut a sequence of samples into the fewest shards that hold them, as equal as can be.
 
-    Each shard takes an equal share of what is left, moved as little as the capacity of this shard and of those after
-    it demands.
+    They are cut nearest to equal shares, moved as little as the capacity of the shards before and after demands. So no
+    shard is smaller than the mean by more than one sample, unless ``shard_samples`` is what ends it.
 
     Args:
         sizes: Of the samples, in order.
@@ -97,20 +97,38 @@ def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | Non
     while earliest[-1] > 0:
         earliest.append(first_start(earliest[-1]))
     shards = len(earliest) - 1
-    starts = [0]
-    for left in range(shards, 1, -1):
-        start = starts[-1]
-        by_bytes = ends[start] + (ends[samples] - ends[start]) / left
+    starts = [0] if shards else []
+    for shard in range(1, shards):
         if shard_samples is not None and shards == -(-samples // most):  # the number of samples is what binds
-            near = start + round((samples - start) / left)
+            near = samples * shard // shards
         else:
-            near = int(np.searchsorted(ends, by_bytes))
-            if near > start and by_bytes - ends[near - 1] < ends[near] - by_bytes:
+            share = int(ends[samples]) * shard // shards
+            near = int(np.searchsorted(ends, share))
+            if share - ends[near - 1] < ends[near] - share:
                 near -= 1
-        starts.append(min(max(near, earliest[left - 1]), last_end(start)))
-    if shards:
-        starts.append(samples)
-    return np.array(starts, dtype=np.int64)
+        starts.append(min(max(near, earliest[shards - shard]), last_end(starts[-1])))
+    return np.array([*starts, samples], dtype=np.int64)
+
+
+def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return the shares of the splits, or None if there are none.
+
+    Raises:
+        ArgumentError: The shares are not positive or do not add up to 1, or a name cannot be a folder's.
+
+    Example:
+        >>> check_splits({"train": 0.9, "val": 0.1})
+        {'train': 0.9, 'val': 0.1}
+    """
+    if splits is None:
+        return None
+    shares = list(splits.values())
+    if not shares or not min(shares) > 0 or not abs(sum(shares) - 1) < 1e-9:
+        raise ArgumentError(f"splits: expected positive shares that add up to 1, got {dict(splits)!r}")
+    for name in splits:
+        if not name or "/" in name or name.startswith("."):
+            raise ArgumentError(f"splits: {name!r} cannot be a folder's name; choose one like 'train'")
+    return {name: float(share) for name, share in splits.items()}
 
 
 def assign_splits(
@@ -122,13 +140,10 @@ def assign_splits(
 
     Args:
         hashes: ``hash_key`` of every key: uint64, (samples,).
-        splits: The share of each split; they add up to 1.
+        splits: The share of each split, as ``check_splits`` returns them.
         split_by: Gives what is hashed instead of the key, for example the patient of an image, so that what belongs
             together stays together.
         keys: Gives the key at a position; called only with ``split_by``.
-
-    Raises:
-        ArgumentError: The shares are not positive or do not add up to 1.
 
     Example:
         >>> from shardkit.hashing import hash_keys
@@ -136,17 +151,11 @@ def assign_splits(
         >>> {name: len(p) for name, p in assign_splits(hashes, {"train": 0.9, "val": 0.1}, None, str).items()}
         {'train': 883, 'val': 117}
     """
-    shares = list(splits.values())
-    if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
-        raise ArgumentError(f"splits must be positive shares that add up to 1, got {dict(splits)!r}")
-    for name in splits:
-        if not name or "/" in name or name.startswith("."):
-            raise ArgumentError(f"splits: {name!r} is not a folder's name")
     if split_by is not None:
         hashes = np.fromiter(
             (hash_key(split_by(keys(i))) for i in range(len(hashes))), dtype=np.uint64, count=len(hashes)
         )
     uniform = (mix64_array(hashes ^ np.uint64(_SPLIT_DOMAIN)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    bounds = np.cumsum(shares)[:-1]
+    bounds = np.cumsum(list(splits.values()))[:-1]
     number = np.searchsorted(bounds, uniform, side="right")
     return {name: np.flatnonzero(number == i) for i, name in enumerate(splits)}

@@ -38,16 +38,16 @@ class Records(Protocol):
 
 
 class ListedRecords:
-    """A listed source as records."""
+    """A listed source, whose fingerprint is ``digest``, as records."""
 
-    def __init__(self, source: ListedSource) -> None:
+    def __init__(self, source: ListedSource, digest: str) -> None:
         self._source = source
         count = len(source)
         self.tar_sizes = np.fromiter(
             (sample_size(source.key(i), source.sizes(i)) for i in range(count)), dtype=np.int64, count=count
         )
         self.hashes = hash_keys(source.key(i) for i in range(count))
-        self.digest = source.fingerprint()
+        self.digest = digest
 
     def take(self, positions: npt.NDArray[np.int64], /) -> "ListedPart":
         """Return some of the samples, in that order."""

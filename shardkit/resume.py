@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -14,8 +14,10 @@ from shardkit.index import read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.records import Transform
 from shardkit.shards import WrittenShard, written_shard
-from shardkit.storage import join, storage_for
-from shardkit.writer import prepare_folder
+from shardkit.storage import join, remove_temporary_files, storage_for
+from shardkit.writer import check_folder, delete_others, prepare_folder
+
+_OTHER_SOURCE = "the source: samples were added, removed or changed since"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Request:
         return described | {
             "block_bytes": self.block_bytes,
             "columns": {name: c if isinstance(c, str) else describe_function(c) for name, c in self.columns.items()},
-            "splits": self.splits,
+            "splits": None if self.splits is None else [[name, share] for name, share in self.splits.items()],
             "split_by": describe_function(self.split_by),
             "transform": describe_function(self.transform),
         }
@@ -53,6 +55,7 @@ class Target:
         self._storage = storage_for(folder)
         self._earlier = self._read(UNFINISHED_NAME)
         self._unfinished = self._earlier is not None
+        self._replace = False
         if self._earlier is None and (manifest := self._read(MANIFEST_NAME)) is not None:
             self._earlier = manifest.get("packed", {})
 
@@ -66,33 +69,63 @@ class Target:
         return data if isinstance(data, dict) else {}
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
-        """Refuse what is in the way, or clear it, and mark the folder as unfinished.
+        """Refuse what is in the way. Nothing is changed yet.
 
         Raises:
             DatasetExistsError: Something is in the way.
         """
-        earlier = self._earlier
-        if earlier is not None and resume and not overwrite:
-            if earlier.get("request") == self._request:
+        earlier = self._earlier or {}
+        same = earlier.get("request") == self._request
+        if self._earlier is not None and resume and not overwrite:
+            if same:
                 return
-            raise self._refuse(_differences(earlier.get("request") or {}, self._request))
-        restart = earlier is not None and self._unfinished and earlier.get("request") == self._request
-        prepare_folder(self._storage, self.folder, overwrite=overwrite or restart)
+            if not (self._unfinished and "request" in earlier and "plan" not in earlier):  # it wrote no shard yet
+                raise self._refuse(_differences(earlier.get("request") or {}, self._request))
+            self._replace = True
+        else:
+            self._replace = overwrite or (self._unfinished and same)
+        if not self._replace:
+            check_folder(self._storage, self.folder)
         self._earlier = None
+        self._unfinished = True
 
-    def mark(self, plan: Mapping[str, Any]) -> bool:
-        """Write down what is being written. Returns False if exactly that is finished already.
+    @property
+    def is_finished(self) -> bool:
+        """Whether an earlier call of the same pack finished it."""
+        return self._earlier is not None and not self._unfinished
+
+    def check_source(self, source: str) -> None:
+        """Check that what was begun here was made of the source with this fingerprint.
 
         Raises:
-            DatasetExistsError: What is there was made of another source.
+            DatasetExistsError: It was made of another one.
         """
-        earlier = self._earlier
-        if earlier is not None and "plan" in earlier:
-            if earlier["plan"] != plan.get("plan", earlier["plan"]):
-                raise self._refuse("the source: samples were added, removed or changed since")
-            return self._unfinished
-        write_whole(self._storage, join(self.folder, UNFINISHED_NAME), json.dumps(plan).encode(), overwrite=True)
-        return True
+        if (self._earlier or {}).get("source", source) != source:
+            raise self._refuse(_OTHER_SOURCE)
+
+    def announce(self) -> None:
+        """Mark an empty folder as unfinished before the plan is known."""
+        if self._earlier is None and not self._replace:
+            self._earlier = {"request": self._request}
+            prepare_folder(self._storage, self.folder, self._earlier)
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Write down what is being written, and delete what it replaces.
+
+        Raises:
+            DatasetExistsError: What was begun here was made of another source. Nothing was changed.
+        """
+        if self._earlier is None:
+            prepare_folder(self._storage, self.folder, plan, overwrite=self._replace)
+        elif "plan" not in self._earlier:
+            write_whole(self._storage, join(self.folder, UNFINISHED_NAME), json.dumps(plan).encode(), overwrite=True)
+        elif self._earlier["plan"] != plan["plan"]:
+            raise self._refuse(_OTHER_SOURCE)
+
+    def clean(self, keep: Container[str]) -> None:
+        """Delete what killed writers and replaced datasets left, but not the shards and indexes in ``keep``."""
+        remove_temporary_files(self.folder)
+        delete_others(self._storage, self.folder, keep=keep)
 
     def finished_shard(self, stem: str, compression: Compression, plan: str) -> WrittenShard | None:
         """Return a shard that an earlier call of the same pack finished; None if there is none."""
@@ -122,8 +155,15 @@ def describe_function(function: Callable[..., object] | None) -> str | None:
 
 
 def _code(code: CodeType) -> bytes:
-    constants = (_code(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts)
-    return b" ".join([code.co_code, repr(code.co_names).encode(), *constants])
+    return b" ".join([code.co_code, repr(code.co_names).encode(), *map(_constant, code.co_consts)])
+
+
+def _constant(value: object) -> bytes:
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):  # its order is another in every process
+        return b" ".join(sorted(map(_constant, value)))
+    return b" ".join(map(_constant, value)) if isinstance(value, tuple) else repr(value).encode()
 
 
 def _differences(earlier: Mapping[str, Any], request: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 import numpy as np
 
 from shardkit.codecs import encode
-from shardkit.columns import ColumnMaker
 from shardkit.compress import Compression, Compressor, compress_frame, gzip_writer, parse_compression, seek_table
 from shardkit.errors import SampleError
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index, write_index
@@ -78,7 +77,9 @@ def encode_sample(sample: Mapping[str, Any]) -> EncodedSample:
             )
         members.append((field, data))
     source = sample.get(SOURCE)
-    return EncodedSample(key, tuple(members), None if source is None else str(source))
+    if source is not None:  # a file's name need not be UTF-8, text in Parquet must be
+        source = str(source).encode("utf-8", "backslashreplace").decode()
+    return EncodedSample(key, tuple(members), source)
 
 
 def sample_size(key: str, sizes: Iterable[tuple[str, int]]) -> int:
@@ -122,7 +123,6 @@ class ShardFile:
         name: The shard's file name.
         compression: How it is compressed.
         block_samples: How many samples a block has.
-        columns: Computes the promoted columns.
         plan: The digest of the pack that this shard belongs to.
     """
 
@@ -133,7 +133,6 @@ class ShardFile:
         *,
         compression: Compression,
         block_samples: int,
-        columns: ColumnMaker,
         plan: str = "",
     ) -> None:
         self.samples = 0
@@ -142,7 +141,6 @@ class ShardFile:
         self._name = name
         self._compression = compression
         self._block_samples = block_samples
-        self._columns = columns
         self._plan = plan
         self._index = IndexBuilder()
         self._parts: list[bytes] = []
@@ -156,12 +154,16 @@ class ShardFile:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="shardkit-write")
         self._in_flight: deque[Future[tuple[int, int]]] = deque()
 
-    def add(self, sample: EncodedSample) -> None:
+    def add(self, sample: EncodedSample, columns: Mapping[str, object] | None = None) -> None:
         """Write the next sample.
 
+        Args:
+            sample: The sample.
+            columns: The values of its promoted columns.
+
         Raises:
-            SampleError: It is too large for one zstd frame.
-            OSError: The file could not be written, for example because the disk is full.
+            SampleError: It is too large for one zstd frame. It was not written.
+            OSError: The file could not be written, for example because the disk is full. The shard must be given up.
         """
         key, members, source = sample
         start = position = self.tar_size
@@ -184,7 +186,6 @@ class ShardFile:
                 "has less than 4 GiB; pass compression='none', or smaller block_bytes",
                 key=key,
             )
-        columns = self._columns.values(key, dict(members)) if self._columns.columns else None
         self._index.add(key, start, position - start, rows, columns=columns, source=source)
         self._parts += parts
         self.tar_size = position
@@ -273,7 +274,6 @@ class OpenShard:
         stem: Its name without suffixes.
         compression: How it is compressed.
         block_samples: How many samples a block has.
-        columns: Computes the promoted columns.
         plan: The digest of the pack that it belongs to.
         overwrite: Replace what has its name.
     """
@@ -285,7 +285,6 @@ class OpenShard:
         *,
         compression: Compression,
         block_samples: int,
-        columns: ColumnMaker,
         plan: str = "",
         overwrite: bool = False,
     ) -> None:
@@ -295,9 +294,7 @@ class OpenShard:
         self._stack = ExitStack()
         name = stem + compression.suffix
         file = self._stack.enter_context(self._storage.create(join(folder, name), overwrite=overwrite))
-        self.file = ShardFile(
-            file, name, compression=compression, block_samples=block_samples, columns=columns, plan=plan
-        )
+        self.file = ShardFile(file, name, compression=compression, block_samples=block_samples, plan=plan)
         self._stack.callback(self.file.close)
 
     def publish(self) -> WrittenShard:

@@ -8,6 +8,8 @@ import csv
 import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -99,7 +101,7 @@ class _Files:
         """Return a sample; the fields are bytes, the label is an int.
 
         Raises:
-            SourceError: A file has gone, or its size is not what it was.
+            SourceError: A file has gone, or has changed.
         """
         files = self._files[position]
         sample: Sample = {KEY: self._keys[position], SOURCE: files[0].path}
@@ -220,7 +222,11 @@ class FileFolder(_Files):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, fields: Sequence[str] | None = None) -> None:
-        endings = sorted((f.lower() for f in fields), key=len, reverse=True) if fields is not None else None
+        if isinstance(fields, str):
+            raise ArgumentError(f'fields must be a sequence, got the text {fields!r}; write ("{fields}",)')
+        endings = None
+        if fields is not None:
+            endings = sorted((field.lower().removeprefix(".") for field in fields), key=len, reverse=True)
         groups: dict[str, list[SourceFile]] = {}
         ignored = []
         for path, status in _walk(folder):
@@ -251,23 +257,27 @@ class FileFolder(_Files):
 
 
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files below a folder that are not hidden, by path, sorted."""
+    """Yield the files below a folder that are not hidden, in the order of their names; links are followed."""
     if not Path(folder).is_dir():
-        raise SourceError(f"{os.fspath(folder)}: is not a folder")
-    seen = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        status = Path(parent).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            raise SourceError(
-                f"{parent}: was reached twice by links, so its files would be packed twice; remove a link"
-            )
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = os.path.relpath(parent, folder)
-        prefix = "" if below == "." else below.replace(os.sep, "/") + "/"
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield prefix + name, Path(parent, name).stat()
+        raise SourceError(f"{os.fspath(folder)}: is not a folder; name one that holds the files to pack")
+    yield from _walk_below(os.fspath(folder), "", set())
+
+
+def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, os.stat_result]]:
+    status = Path(folder).stat()
+    if (status.st_dev, status.st_ino) in seen:
+        raise SourceError(f"{folder}: was reached twice by links, so its files would be packed twice; remove a link")
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        status = entry.stat()
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk_below(entry.path, f"{prefix}{entry.name}/", seen)
+        elif stat.S_ISREG(status.st_mode):
+            yield prefix + entry.name, status
+        else:
+            raise SourceError(f"{entry.path}: is neither a file nor a folder; move it elsewhere")
 
 
 def _read_file(folder: str, file: SourceFile) -> bytes:
@@ -282,11 +292,13 @@ def _read_file(folder: str, file: SourceFile) -> bytes:
         data = os.read(descriptor, file.size + 1)
         while len(data) < file.size and (piece := os.read(descriptor, file.size + 1 - len(data))):
             data += piece
+        mtime_ns = os.fstat(descriptor).st_mtime_ns
     finally:
         os.close(descriptor)
-    if len(data) != file.size:
+    if len(data) != file.size or mtime_ns != file.mtime_ns:
         raise SourceError(
-            f"{path}: had {file.size:,} bytes when the pack began and changed; run it again once the folder rests"
+            f"{path}: had {file.size:,} bytes when the pack began and was written to since; run it again once the "
+            "folder rests"
         )
     return data
 
@@ -335,6 +347,6 @@ def _read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Ma
         if len(row) < 2 or row[0] in table:
             raise SourceError(f"{path}: line {number}: expected a path not named before and its label, got {row!r}")
         table[row[0]] = row[1]
-    if table and all(str(label).lstrip("-").isdigit() for label in table.values()):
+    if all(re.fullmatch("-?[0-9]{1,18}", str(label)) for label in table.values()):
         return {name: int(label) for name, label in table.items()}
     return table

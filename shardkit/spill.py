@@ -20,6 +20,8 @@ from shardkit.errors import SourceError
 from shardkit.hashing import UInt64Array, hash_key
 from shardkit.shards import EncodedSample, sample_size
 from shardkit.storage import TEMPORARY_PREFIX, join, local_path, storage_for
+from shardkit.tar import END_OF_ARCHIVE
+from shardkit.writer import too_large
 
 SPILL_NAME = f"{TEMPORARY_PREFIX}spill"
 SEGMENT_BYTES = 256_000_000
@@ -45,11 +47,12 @@ class Segment:
     samples: npt.NDArray[np.void]
 
 
-def write_segment(url: str, samples: Iterable[EncodedSample], *, fingerprint: str = "") -> Segment:
+def write_segment(url: str, samples: Iterable[EncodedSample], *, shard_bytes: int, fingerprint: str = "") -> Segment:
     """Write one segment; it has its name only when it is complete.
 
     Raises:
-        OSError: It could not be written.
+        SampleError: A sample is larger than a shard. There is no segment then.
+        OSError: It could not be written. Likewise.
     """
     content = hashlib.sha256()
     rows: list[tuple[int, int, int]] = []
@@ -57,11 +60,14 @@ def write_segment(url: str, samples: Iterable[EncodedSample], *, fingerprint: st
     with storage_for(url).create(url, overwrite=True) as file:
         for key, members, source in samples:
             sizes = [(name, len(data)) for name, data in members]
+            size = sample_size(key, sizes)
+            if size + len(END_OF_ARCHIVE) > shard_bytes:
+                raise too_large(key, size, shard_bytes)
             header = json.dumps([key, source, sizes]).encode()
             record = b"".join([_HEADER.pack(len(header)), header, *(data for _, data in members)])
             content.update(record)
             file.write(record)
-            rows.append((len(record), sample_size(key, sizes), hash_key(key)))
+            rows.append((len(record), size, hash_key(key)))
             if len(rows) == 1 << 16:
                 parts.append(np.array(rows, dtype=_DTYPE))
                 rows = []
@@ -86,11 +92,12 @@ def read_segment(url: str) -> Segment | None:
     return Segment(url, content.decode(), fingerprint.rstrip(b"\0").decode(), table)
 
 
-def write_segments(folder: str, samples: Iterable[EncodedSample]) -> Iterator[Segment]:
+def write_segments(folder: str, samples: Iterable[EncodedSample], *, shard_bytes: int) -> Iterator[Segment]:
     """Write samples to as many segments as they need; yields each when it is complete."""
     iterator = iter(samples)
     for number, first in enumerate(iterator):
-        yield write_segment(segment_url(folder, number), _up_to(SEGMENT_BYTES, first, iterator))
+        segment = _up_to(SEGMENT_BYTES, first, iterator)
+        yield write_segment(segment_url(folder, number), segment, shard_bytes=shard_bytes)
 
 
 def _up_to(size: int, first: EncodedSample, rest: Iterator[EncodedSample]) -> Iterator[EncodedSample]:

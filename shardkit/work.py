@@ -1,11 +1,14 @@
 """Independent tasks, done here, in threads, in processes, or wherever an executor reaches."""
 
 import os
+import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from itertools import islice
 from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event as EventClass
 from typing import Literal, Protocol, TypeVar
 
 from shardkit.errors import ArgumentError
@@ -17,16 +20,24 @@ class Cancelled(Exception):  # noqa: N818 - it never reaches a user
     """Another task failed, or the user gave up."""
 
 
+class StopSign(Protocol):
+    """An event of threads or of processes."""
+
+    def is_set(self) -> bool:
+        """Tell whether what is being done is no longer wanted."""
+        ...
+
+
 class Task(Protocol[R_co]):
     """Something to be done once, that leaves nothing behind when it fails."""
 
-    def run(self, stop: threading.Event) -> R_co:
+    def run(self, stop: StopSign) -> R_co:
         """Do it. Raises Cancelled soon after ``stop`` is set."""
         ...
 
 
 class Workers:
-    """Where tasks are done; a context manager.
+    """Where tasks are done.
 
     Args:
         num_workers: How many at the same time; None for as many as there are processors.
@@ -53,33 +64,32 @@ class Workers:
         self._type = worker_type
         self._executor = executor
 
-    def run(self, tasks: Iterable[Task[R_co]]) -> Iterator[R_co]:
+    def run(self, tasks: Iterable[Task[R_co]]) -> Generator[R_co, None, None]:
         """Do the tasks and yield their results, as they come.
 
-        If one fails, those that have begun end as soon as they can, the others are not begun, and its error is raised.
+        If one fails, or the generator is closed, those that have begun end as soon as they can and the others are not
+        begun. Then the error is raised.
         """
         if self._executor is not None:
-            return _submit(self._executor, tasks, 2 * self._count, threading.Event())
-        if self._count == 1 and self._type == "thread":
+            yield from _submit(self._executor, tasks, 2 * self._count, threading.Event())
+        elif self._count == 1 and self._type == "thread":
             never = threading.Event()
-            return (task.run(never) for task in tasks)
-        return self._run_in_pool(tasks)
-
-    def _run_in_pool(self, tasks: Iterable[Task[R_co]]) -> Iterator[R_co]:
-        pool: Executor
-        if self._type == "thread":
-            pool = ThreadPoolExecutor(self._count, thread_name_prefix="shardkit-pack")
+            yield from (task.run(never) for task in tasks)
+        elif self._type == "thread":
+            with ThreadPoolExecutor(self._count, thread_name_prefix="shardkit-pack") as threads:
+                yield from _submit(threads, tasks, 2 * self._count, threading.Event())
         else:
-            pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_die_with_parent)
-        stop = threading.Event()
-        try:
-            yield from _submit(pool, tasks, 2 * self._count, stop)
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            context = get_context("spawn")
+            stop = context.Event()
+            with ProcessPoolExecutor(
+                self._count, mp_context=context, initializer=_start_worker, initargs=(stop,)
+            ) as processes:
+                yield from _submit(processes, tasks, 2 * self._count, stop)
 
 
-def _submit(executor: Executor, tasks: Iterable[Task[R_co]], window: int, stop: threading.Event) -> Iterator[R_co]:
+def _submit(
+    executor: Executor, tasks: Iterable[Task[R_co]], window: int, stop: threading.Event | EventClass
+) -> Generator[R_co, None, None]:
     """Keep up to ``window`` tasks in the executor, so that not all of them are pickled at once."""
     remaining = iter(tasks)
     pending: set[Future[R_co]] = set()
@@ -94,22 +104,27 @@ def _submit(executor: Executor, tasks: Iterable[Task[R_co]], window: int, stop: 
             for future in done:
                 yield future.result()
     finally:
-        for future in pending:
-            future.cancel()
+        stop.set()
+        wait([future for future in pending if not future.cancel()])
+
+
+_worker_stop: StopSign = threading.Event()  # in a process of our own, set by the parent
 
 
 def _run(task: Task[R_co]) -> R_co:
-    return task.run(threading.Event())
+    return task.run(_worker_stop)
 
 
-def _die_with_parent() -> None:
-    """End this worker when its parent is killed, instead of waiting for tasks for ever."""
+def _start_worker(stop: StopSign) -> None:
+    """Prepare a process: it ends when its parent says so or was killed, and not by a Ctrl-C that the parent handles."""
+    global _worker_stop  # noqa: PLW0603 - the only way in that a process pool leaves
+    _worker_stop = stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
-    if parent is None:
-        return
+    if parent is not None:
+        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _die_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

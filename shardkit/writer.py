@@ -4,7 +4,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import parse_compression
-from shardkit.errors import ArgumentError, DatasetExistsError, SampleError
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, SampleError
 from shardkit.hashing import hash_key
 from shardkit.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
 from shardkit.shards import (
     EncodedSample,
     OpenShard,
+    ShardFile,
     WrittenShard,
     choose_compression,
     encode_sample,
@@ -99,7 +100,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        destination: str,
+        destination: str | os.PathLike[str],
         *,
         shard_bytes: int | str = "256MB",
         shard_samples: int | None = None,
@@ -118,16 +119,15 @@ class ShardWriter:
         self._columns = ColumnMaker(columns)
         self._classes = tuple(classes)
         self._block_samples = 0
-        self._first: list[EncodedSample] = []  # until they tell block size and compression
-        self._first_bytes = 0
+        self._waiting: list[tuple[EncodedSample, int, dict[str, object]]] = []  # with their sizes and columns
+        self._waiting_bytes = 0
         self._open: OpenShard | None = None
         self._written: list[WrittenShard] = []
-        self._keys: set[str] = set()  # of the open shard
+        self._keys: set[str] = set()  # of the open shard, and those that wait
+        self._over = ""  # why nothing more can be written
         self._hashes = array("Q")  # of all keys
         self._storage = storage_for(self._folder)
-        prepare_folder(self._storage, self._folder, overwrite=overwrite)
-        marker = json.dumps({"writer": "ShardWriter"}).encode()
-        write_whole(self._storage, join(self._folder, UNFINISHED_NAME), marker, overwrite=overwrite)
+        prepare_folder(self._storage, self._folder, {"writer": "ShardWriter"}, overwrite=overwrite)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
@@ -135,9 +135,12 @@ class ShardWriter:
         Raises:
             SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
                 larger than a shard may be. It was not written; the writer can go on.
-            CodecError: A value cannot be encoded. Likewise.
-            OSError: The shard could not be written.
+            CodecError: A value cannot be encoded, or a column cannot be computed. Likewise.
+            OSError: The shard could not be written. The dataset will not be finished; nor after any other error.
+            DatasetError: The writer is closed, or failed before.
         """
+        if self._over:
+            raise DatasetError(f"{self._folder}: {self._over}", url=self._folder)
         encoded = encode_sample(sample)
         key = encoded.key
         if key in self._keys:
@@ -145,43 +148,45 @@ class ShardWriter:
         size = sample_size(key, ((field, len(data)) for field, data in encoded.members))
         if size + len(END_OF_ARCHIVE) > self._shard_bytes:
             raise too_large(key, size, self._shard_bytes)
+        columns = self._columns.values(key, encoded.members)
         self._keys.add(key)
-        self._hashes.append(hash_key(key))
-        if self._block_samples:
-            self._add(encoded, size)
-            return
-        self._first.append(encoded)
-        self._first_bytes += size
-        if self._first_bytes >= self._block_bytes or len(self._first) == MAX_BLOCK_SAMPLES:
-            self._settle()
+        self._waiting.append((encoded, size, columns))
+        self._waiting_bytes += size
+        if self._block_samples or self._waiting_bytes >= self._block_bytes or len(self._waiting) == MAX_BLOCK_SAMPLES:
+            self._write_waiting()
 
-    def _settle(self) -> None:
-        """Choose block size and compression from the first samples, and write them."""
-        self._block_samples = choose_block_samples(len(self._first), self._first_bytes, self._block_bytes)
+    def _write_waiting(self) -> None:
+        """Write the samples that wait; the first of all tell the size of blocks and the compression."""
+        waiting, self._waiting = self._waiting, []
+        if not self._block_samples:
+            self._block_samples = choose_block_samples(len(waiting), self._waiting_bytes, self._block_bytes)
         if self._compression is None:
-            self._compression = choose_compression(data for sample in self._first for _, data in sample.members)
-        first, self._first = self._first, []
-        for sample in first:
-            self._add(sample, sample_size(sample.key, ((field, len(data)) for field, data in sample.members)))
+            self._compression = choose_compression(data for sample, _, _ in waiting for _, data in sample.members)
+        self._over = "its writer failed, so it cannot be finished; write it again with overwrite=True"
+        for sample, size, columns in waiting:
+            self._file_for(sample.key, size).add(sample, columns)
+            self._keys.add(sample.key)
+            self._hashes.append(hash_key(sample.key))
+        self._over = ""
 
-    def _add(self, encoded: EncodedSample, size: int) -> None:
+    def _file_for(self, key: str, size: int) -> ShardFile:
+        """Return the open shard, or a new one if it has no room."""
         if self._open:
             file = self._open.file
             full = file.tar_size + size + len(END_OF_ARCHIVE) > self._shard_bytes
             if full or file.samples == self._shard_samples:
-                self._roll()
-                self._keys = {encoded.key}
+                self._end_shard()
+                self._keys = {key}
         if not self._open:
             self._open = OpenShard(
                 self._folder,
                 shard_stem(self._folder, len(self._written)),
                 compression=self._compression or parse_compression("none"),
                 block_samples=self._block_samples,
-                columns=self._columns,
             )
-        self._open.file.add(encoded)
+        return self._open.file
 
-    def _roll(self) -> None:
+    def _end_shard(self) -> None:
         if self._open:
             self._written.append(self._open.publish())
             self._open = None
@@ -192,18 +197,25 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Publish the last shard, then the manifest; after an exception, neither."""
+        """Publish the last shard, then the manifest; after an exception, neither.
+
+        Raises:
+            SampleError: A key occurs twice in the dataset, which is not published then.
+            DatasetError: The writer failed before, and the exception was held back.
+        """
         try:
             if error is None:
+                if self._over:
+                    raise DatasetError(f"{self._folder}: {self._over}", url=self._folder)
                 self._publish()
         finally:
+            self._over = "its writer is closed; make another one, for another folder or with overwrite=True"
             if self._open:
                 self._open.__exit__(kind, error, traceback)
 
     def _publish(self) -> None:
-        if not self._block_samples:
-            self._settle()
-        self._roll()
+        self._write_waiting()
+        self._end_shard()
         check_unique(
             np.frombuffer(self._hashes, dtype=np.uint64),
             lambda: (key for w in self._written for key in self._index_of(w).sample_keys()),
@@ -223,25 +235,43 @@ def publish_manifest(storage: Storage, folder: str, manifest: Manifest) -> None:
     storage.delete(join(folder, UNFINISHED_NAME))
 
 
-def prepare_folder(storage: Storage, folder: str, *, overwrite: bool) -> None:
-    """Check that a new dataset can be written to a folder; with ``overwrite``, delete the shardkit dataset in its way.
+def check_folder(storage: Storage, folder: str) -> None:
+    """Check that there is no shardkit dataset in a folder, nor parts of one.
 
     Raises:
-        DatasetExistsError: Shards, indexes or manifests stand there, and ``overwrite`` is False. Nothing was changed.
+        DatasetExistsError: Shards, indexes or manifests stand there.
     """
-    own = re.compile(re.escape(dataset_name(folder)) + r"-\d{6}\.(?:tar|tar\.zst|tar\.gz|parquet)")
-    names = [name for name in storage.list(folder) if own.fullmatch(name) or name in (MANIFEST_NAME, UNFINISHED_NAME)]
-    if not names:
-        return
-    if not overwrite:
+    if names := _own_names(storage, folder):
         state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
         raise DatasetExistsError(
             f"{folder}: holds {state} already "
             f"({len(names):,} files, {names[0]} among them); choose another folder, or replace it with overwrite=True",
             url=folder,
         )
-    for name in sorted(names, key=lambda name: name != MANIFEST_NAME):  # the manifest first: no dataset without shards
-        storage.delete(join(folder, name))
+
+
+def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], *, overwrite: bool = False) -> None:
+    """Mark a folder as that of an unfinished dataset; with ``overwrite``, delete the dataset that was there.
+
+    Raises:
+        DatasetExistsError: There is one, and ``overwrite`` is False. Nothing was changed.
+    """
+    if not overwrite:
+        check_folder(storage, folder)
+    write_whole(storage, join(folder, UNFINISHED_NAME), json.dumps(marker).encode(), overwrite=overwrite)
+    delete_others(storage, folder, keep=())
+
+
+def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:
+    """Delete what is left of an earlier dataset in a folder that is marked as unfinished."""
+    for name in _own_names(storage, folder):
+        if name != UNFINISHED_NAME and name not in keep:
+            storage.delete(join(folder, name))
+
+
+def _own_names(storage: Storage, folder: str) -> list[str]:
+    own = re.compile(re.escape(dataset_name(folder)) + r"-\d{6,}\.(?:tar|tar\.zst|tar\.gz|parquet)")
+    return [name for name in storage.list(folder) if own.fullmatch(name) or name in (MANIFEST_NAME, UNFINISHED_NAME)]
 
 
 def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str]]) -> None:
