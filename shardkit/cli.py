@@ -240,7 +240,7 @@ def ls(
         return
     for sample in list_samples(url):
         sizes = "  ".join(f"{field} {size:,}" for field, size in sorted(sample.fields.items()))
-        typer.echo(json.dumps(sample._asdict()) if as_json else f"{sample.key}\t{sizes}")
+        typer.echo(json.dumps(sample._asdict()) if as_json else f"{_plain(sample.key)}\t{sizes}")
 
 
 @_command
@@ -275,7 +275,7 @@ def stats(
     """
     from dataclasses import asdict
 
-    from shardkit.inspection import Footprint, Sizes, compute_statistics
+    from shardkit.inspection import Footprint, Sizes, compute_statistics, format_table
     from shardkit.storage import format_bytes
 
     figures = compute_statistics(url)
@@ -295,18 +295,18 @@ def stats(
 
     typer.echo(f"{_count(figures.samples, 'sample')} in {_count(figures.shards.number, 'shard')}\n")
     rows = [sizes_of(name or "(no name)", sizes) for name, sizes in figures.fields.items()]
-    _print_table(
-        ["field", "number", "total", "min", "median", "mean", "max"], [*rows, sizes_of("shards", figures.shards)]
-    )
+    rows.append(sizes_of("shards", figures.shards))
+    typer.echo(format_table(["field", "number", "total", "min", "median", "mean", "max"], rows))
     if figures.classes:
         typer.echo("")
-        _print_table(["class", "samples"], [[name, f"{count:,}"] for name, count in figures.classes.items()])
+        rows = [[name, f"{count:,}"] for name, count in figures.classes.items()]
+        typer.echo(format_table(["class", "samples"], rows))
     if figures.tar_bytes:
         ratio = figures.tar_bytes / max(1, figures.shards.total)
         typer.echo(f"\ncompression: {ratio:.2f} times smaller than the uncompressed tars")
     typer.echo("")
     rows = [footprint_of("a file a field", figures.before), footprint_of("shards", figures.after)]
-    _print_table(["on disk", "files", "bytes", "lost to 4 KiB blocks"], rows)
+    typer.echo(format_table(["on disk", "files", "bytes", "lost to 4 KiB blocks"], rows))
 
 
 def _source(source: str, kind: Kind, labels: str | None, fields: list[str] | None) -> Any:
@@ -375,7 +375,9 @@ def _print_report(report: "Report") -> None:
             typer.echo(f"  {problem.message}" if problem.url == shard.url else f"  {problem.url}: {problem.message}")
         if shard.damaged:
             more = len(shard.damaged) - _SHOWN
-            shown = ", ".join(shard.damaged[:_SHOWN]) + (f" and {more:,} more (--json lists all)" if more > 0 else "")
+            shown = ", ".join(map(_plain, shard.damaged[:_SHOWN])) + (
+                f" and {more:,} more (--json lists all)" if more > 0 else ""
+            )
             typer.echo(f"  not whole: {shown}; all others are")
     for note in report.notes:
         typer.echo(f"note: {note}")
@@ -385,17 +387,14 @@ def _print_report(report: "Report") -> None:
     typer.echo(f"{_count(report.samples, 'sample')} in {_count(report.shards, 'shard')} read; {found}")
 
 
+def _plain(key: str) -> str:
+    """Return a stranger's key without characters that a terminal obeys."""
+    return key if key.isprintable() else repr(key)[1:-1]
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=1))
-
-
-def _print_table(header: list[str], rows: list[list[str]]) -> None:
-    """Print columns, the first to the left and the others to the right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    for row in [header, *rows]:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
-        typer.echo("  ".join(cells).rstrip())

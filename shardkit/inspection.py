@@ -290,6 +290,22 @@ def compute_statistics(urls: str | Sequence[str], *, storage_options: Mapping[st
     )
 
 
+def format_table(header: list[str], rows: list[list[str]]) -> str:
+    """Return columns as text, the first to the left and the others to the right.
+
+    Example:
+        >>> print(format_table(["class", "samples"], [["cat", "7"]]))
+        class  samples
+        cat          7
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for first, *others in [header, *rows]:
+        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
 def recognise_source(path: str) -> Literal["images", "files", "shards"]:
     """Return what a path is taken for: class folders of images, files of any kind, or shards.
 

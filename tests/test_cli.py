@@ -138,6 +138,12 @@ def test_ls_lists_samples_with_the_sizes_of_their_fields(compression, originals)
     assert [(o["key"], o["fields"]["txt"]) for o in objects] == [(f"{i:04d}", len(text_of(i))) for i in range(14)]
 
 
+def test_a_key_cannot_give_orders_to_the_terminal(tmp_path):
+    (tmp_path / "x.tar").write_bytes(member_header("a\x1b[2J.txt", 0) + END_OF_ARCHIVE)
+
+    assert invoke("ls", tmp_path).stdout == "a\\x1b[2J\ttxt 0\n"
+
+
 def test_ls_lists_shards(originals, bare):
     shards = [json.loads(line) for line in invoke("ls", "--shards", "--json", originals["zst"]).stdout.splitlines()]
 
