@@ -172,7 +172,7 @@ class _Dataset:
     fields: set[str] = field(default_factory=set)
     column_types: ColumnTypes = field(default_factory=ColumnTypes)
     hashes: list[UInt64Array] = field(default_factory=list)
-    indexes: list[ShardIndex] = field(default_factory=list)  # of the shards whose keys were hashed
+    hashed: list[str] = field(default_factory=list)  # URLs of the indexes whose keys these are
 
     def find(self, storage_options: Mapping[str, object] | None) -> None:
         """Find the shards, and the files that are missing or too many."""
@@ -230,7 +230,7 @@ class _Dataset:
         if index and rows is not None:
             self.column_types.add(url, rows)
             self.hashes.append(hash_keys(row[KEY] for row in rows.select([KEY]).to_pylist()))
-            self.indexes.append(index)
+            self.hashed.append(index.url)
         if problems:
             samples = entry.samples if entry else whole if rows is None else len(rows)
             self.damaged.append(DamagedShard(url, samples, whole, tuple(damaged), tuple(problems)))
@@ -240,7 +240,7 @@ class _Dataset:
         if self.manifest is None:
             return
         url = join(self.manifest.url, MANIFEST_NAME)
-        repeated = count_repeated_keys(self.hashes, lambda i: self.indexes[i].sample_keys())
+        repeated = count_repeated_keys(self.hashes, lambda i: read_index(self.storage, self.hashed[i]).sample_keys())
         if repeated and self.manifest.unique_keys:
             self._problem(
                 url, f"says that keys are unique, but {repeated:,} samples have a key that an earlier one has"
