@@ -35,6 +35,7 @@ LAYERS = [
     *["filenames", "sources", "shard_source", "shards", "writer", "plan", "records", "spill", "resume", "work", "pack"],
     *["epochs", "stream"],
     *["verify", "inspection", "cli"],
+    "webdataset",
 ]
 
 # The words of every public signature: the same thing has the same name everywhere.
