@@ -17,7 +17,7 @@ from shardkit.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, ShardError
 from shardkit.index import OFFSET, ShardIndex, read_index
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Shard, check_finished, read_manifest
-from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample, split_name
+from shardkit.sample import KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
 from shardkit.storage import STDIN, Storage, join, local_path, split_url, storage_for
 from shardkit.tar import MAX_MEMBER_BYTES, Member, read_members
 
@@ -25,6 +25,8 @@ EVERY_FIELD = FieldSelection.parse(None)
 
 _MAGIC = re.compile(r"[*?[]")
 _MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: about a megabyte a field
+
+_MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
 
 _Rows: TypeAlias = Iterator[tuple[Any, ...]]
 
@@ -203,20 +205,26 @@ def read_shard(
         stream.close()
 
 
-def _group(
+def _group(  # noqa: C901 - the hot loop: a call for every member would cost a tenth
     members: Iterator[Member], url: str, check: "Callable[[Sample | None, int, dict[str, Member]], None] | None"
 ) -> Iterator[Sample]:
     """Yield samples of adjacent members with one key; the last when ``members`` has found the end of the archive."""
     current = None
     sample: Sample = {}
-    seen: dict[str, Member] = {}  # the sample's members by field, also those that are not wanted
+    seen: dict[str, Member] = {}  # the sample's members by field, where there is a use for them
     begin = 0
+    known: dict[str, str] = {}  # fields by what follows the key: the same for most samples, and quicker than the rules
     for member in members:
         name, header_offset, _, _, data = member
-        split = split_name(name)
-        if split is None:
-            continue
-        key, field = split
+        key, _, rest = name.partition(".")
+        field = known.get(rest)
+        if field is None or not key or key[-1] == "/" or "__" in key:
+            split = split_name(name)
+            if split is None:
+                continue
+            if split[0] == key and rest and "_" not in rest and len(known) < _MAX_KNOWN:
+                known[rest] = split[1]
+            key, field = split
         if key != current:
             if current is not None:
                 if check is not None:
@@ -224,25 +232,29 @@ def _group(
                 yield sample
             current, begin = key, header_offset
             sample, seen = {KEY: key, URL: url}, {}
-        if field in seen or field in RESERVED:
-            raise ShardError(
-                f"shard {url}: at byte {header_offset:,} sample {key!r} has {'a second' if field in seen else 'the'} "
-                f"field {field!r} ({name!r}), expected each once and none of {', '.join(sorted(RESERVED))}; pack it "
-                "again under other names",
-                url=url,
-                offset=header_offset,
-                key=key,
-                field=field,
-            )
-        seen[field] = member
+        if field in sample or field in seen or field == SOURCE:
+            raise _twice(url, header_offset, name, key, field)
         if data is not None:
             sample[field] = data
+        if data is None or check is not None:
+            seen[field] = member
     if current is not None:
         if check is not None:
             check(sample, begin, seen)
         yield sample
     if check is not None:
         check(None, 0, {})
+
+
+def _twice(url: str, offset: int, name: str, key: str, field: str) -> ShardError:
+    return ShardError(
+        f"shard {url}: at byte {offset:,} sample {key!r} has the field {field!r} again, or a reserved name ({name!r}), "
+        f"expected each field once and none of {', '.join(sorted(RESERVED))}; pack it again under other names",
+        url=url,
+        offset=offset,
+        key=key,
+        field=field,
+    )
 
 
 def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
@@ -255,7 +267,7 @@ def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
         wanted = known.get(split[1])
         if wanted is None:
             wanted = selection.wants(split[1])
-            if len(known) < 1024:  # a stranger's shard may have another field in every sample
+            if len(known) < _MAX_KNOWN:
                 known[split[1]] = wanted
         return wanted
 

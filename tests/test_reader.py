@@ -13,10 +13,10 @@ from shardkit.compress import compress_frame, gzip_writer
 from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError, UnfinishedDatasetError
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, write_index
 from shardkit.manifest import Manifest, Shard, strip_suffix
-from shardkit.reader import ShardLocation, find_shards, read_shard
-from shardkit.sample import KEY, URL, FieldSelection
+from shardkit.reader import ShardLocation, _group, find_shards, read_shard
+from shardkit.sample import KEY, URL, FieldSelection, split_name
 from shardkit.storage import LocalStorage, LocalStream
-from shardkit.tar import END_OF_ARCHIVE, member_header, padding
+from shardkit.tar import END_OF_ARCHIVE, Member, member_header, padding
 
 
 def tar(members):
@@ -112,6 +112,33 @@ def test_members_are_grouped_by_adjacent_equal_keys(tmp_path):
         {KEY: "b", "txt": b"2", "cls": b"3", "seg.png": b"4"},
         {KEY: "a", "txt": b"5"},
     ]
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "B", "_", "__", ".", "/"]), min_size=1, max_size=7).map("".join)))
+def test_names_are_taken_as_the_rules_split_them(names):
+    members = [Member(name, 1024 * i, 1024 * i + 512, 1, b"1") for i, name in enumerate(names)]
+    expected, doubled = [], False
+    for name in names:
+        split = split_name(name)
+        if split is None:
+            continue
+        key, field = split
+        if not expected or expected[-1][KEY] != key:
+            expected.append({KEY: key, URL: "x.tar"})
+        if field in expected[-1]:
+            expected.pop()  # it is incomplete
+            doubled = True
+            break
+        expected[-1][field] = b"1"
+    found = []
+    try:
+        found.extend(_group(iter(members), "x.tar", None))
+    except ShardError:
+        assert doubled
+    else:
+        assert not doubled
+
+    assert found == expected
 
 
 @pytest.mark.parametrize("fields", [None, ["cls"]])
