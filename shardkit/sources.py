@@ -28,15 +28,17 @@ IMAGE_FIELDS = {
 
 @runtime_checkable
 class ListedSource(Protocol):
-    """Samples that are read by position and whose sizes are known without reading them.
+    """Samples that are read by position and whose sizes are known without reading them."""
 
-    Attributes:
-        classes: Names of the classes, by number; empty if there are none.
-        ignored: Files that were found and are not part of any sample.
-    """
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, by number; empty if there are none."""
+        ...
 
-    classes: tuple[str, ...]
-    ignored: tuple[str, ...]
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Files that were found and are not part of any sample."""
+        ...
 
     def __len__(self) -> int:
         """Return the number of samples."""
