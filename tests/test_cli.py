@@ -163,19 +163,31 @@ def test_cat_writes_one_member_and_nothing_else(compression, key, originals):
     assert (result.exit_code, result.stdout_bytes) == (0, text_of(int(key)).encode())
 
 
+def lose_everything_but(folder, wanted):
+    """Overwrite the shards with zeros, but for the wanted members, given as (key, field)."""
+    for path in folder.glob("*.tar"):
+        rest = bytearray(path.stat().st_size)
+        for row in read_index(STORAGE, str(path.with_suffix(".parquet"))).rows().to_pylist():
+            for field in ("cls", "txt"):
+                begin, end = row[f"{field}:offset"], row[f"{field}:offset"] + row[f"{field}:size"]
+                if wanted(row["__key__"], field):
+                    rest[begin:end] = path.read_bytes()[begin:end]
+        path.write_bytes(rest)
+
+
 def test_cat_reads_only_that_member_where_there_is_an_index(dataset):
     folder = dataset()
-    for name in ("train-000000.tar", "train-000001.tar"):
-        rows = read_index(STORAGE, f"{folder}/{name[:-4]}.parquet").rows().to_pylist()
-        rest = bytearray((folder / name).stat().st_size)
-        for row in rows:
-            if row["__key__"] == "0009":
-                begin, end = row["txt:offset"], row["txt:offset"] + row["txt:size"]
-                rest[begin:end] = (folder / name).read_bytes()[begin:end]
-        (folder / name).write_bytes(rest)  # all other bytes are lost
+    lose_everything_but(folder, lambda key, field: (key, field) == ("0009", "txt"))
 
     assert invoke("cat", folder, "0009", "txt").stdout_bytes == text_of(9).encode()
     assert_is_one_line_of_error(invoke("cat", folder, "0008", "txt"), "is not what the index says")
+
+
+def test_stats_read_only_the_classes_where_there_is_an_index(dataset):
+    folder = dataset()
+    lose_everything_but(folder, lambda _, field: field == "cls")
+
+    assert json.loads(invoke("stats", folder, "--json").stdout)["classes"] == {"cat": 5, "dog": 5, "2": 4}
 
 
 def test_cat_of_what_is_not_there_is_an_error(originals, bare):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.compress import open_decompressed
 from shardkit.errors import DatasetError, ShardkitError
-from shardkit.index import read_index
+from shardkit.index import read_index, write_index
 from shardkit.indexing import index_shards
 from shardkit.manifest import UNFINISHED_NAME, Manifest
 from shardkit.reader import find_shards, read_shard
@@ -290,6 +290,118 @@ def test_what_the_manifest_says_wrongly_of_a_shard_is_reported(attribute, datase
     [message] = messages_of(verify(str(folder)))
 
     assert f"has {attribute} " in message
+
+
+def rewrite_index(folder, *, rows=None, facts=None, blocks=None):
+    """Replace the first shard's index by one that says something else, and is whole as a file."""
+    path = folder / "train-000000.parquet"
+    index = read_index(STORAGE, str(path))
+    table, old_facts, old_blocks = index.rows(), index.facts, index.blocks
+    with path.open("wb") as file:
+        write_index(file, rows(table) if rows else table, replace(old_facts, **facts or {}), blocks or old_blocks)
+
+
+def with_value(name, value, row=3):
+    """Return what puts a value into one row of a table."""
+
+    def change(table):
+        values = table.column(name).to_pylist()
+        values[row] = value
+        return table.set_column(table.column_names.index(name), name, pa.array(values, table.schema.field(name).type))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_value("__key__", "x"), "has 1 rows that are not what its shard is, the first of sample '0003'"),
+        (with_value("__size__", 512), "has 1 rows that are not"),
+        (with_value("txt:crc32", 7), "has 1 rows that are not"),
+        (with_value("txt:offset", None), "has 1 rows that are not"),
+        (lambda table: table.drop_columns(["txt:crc32"]), "has other columns"),
+        (lambda table: table.drop_columns(["__offset__"]), "has the columns"),
+        (
+            lambda table: table.rename_columns([n.replace("ource", "ourcx") for n in table.column_names]),
+            "has the columns",
+        ),
+    ],
+    ids=["key", "size", "crc32", "missing", "no crc32", "no offset", "no source"],
+)
+def test_rows_of_an_index_that_are_not_what_the_shard_is_are_reported(change, message, dataset):
+    folder = dataset()
+    rewrite_index(folder, rows=change)
+
+    [found] = messages_of(verify(str(folder)))
+
+    assert message in found
+
+
+@pytest.mark.parametrize("name", ["offset", "size", "crc32", "stored_offset", "stored_size"])
+def test_a_block_table_that_is_not_what_the_shard_is_is_reported(name, dataset):
+    folder = dataset("zst")
+    blocks = read_index(STORAGE, f"{folder}/train-000000.parquet").blocks
+    values = getattr(blocks, name).copy()
+    values[1] += 1
+    rewrite_index(folder, blocks=replace(blocks, **{name: values}))
+
+    assert [m for m in messages_of(verify(str(folder))) if f"{name} of block 1" in m]
+    rewrite_index(folder, blocks=replace(blocks, **{name: values[:-1]}))
+    assert [m for m in messages_of(verify(str(folder))) if f"{name} for another number of blocks" in m]
+
+
+def test_a_value_that_was_promoted_is_protected_by_its_page(dataset):
+    folder = dataset()
+    path = folder / "train-000000.parquet"
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    [label] = [c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "label"]
+    flip(path, label.data_page_offset + label.total_compressed_size - 1)
+
+    assert not verify(str(folder)).ok
+
+
+def test_a_seek_table_that_says_more_than_there_is_is_reported(dataset):
+    folder = dataset("zst")
+    size_of_last_frame = -9 - 4  # the footer, and the last number of the last entry
+    flip(shard_of(folder), size_of_last_frame)
+
+    [message] = messages_of(verify(str(folder)))
+
+    assert "has a seek table for" in message
+
+
+def test_without_an_index_nothing_is_known_of_a_shard_that_was_changed(dataset):
+    folder = dataset()
+    (folder / "train-000000.parquet").unlink()
+    flip(shard_of(folder), 512)
+
+    [damaged] = verify(str(folder)).damaged
+
+    assert (damaged.samples, damaged.whole, damaged.damaged) == (8, 0, ())
+
+
+@pytest.mark.parametrize(("name", "value"), [("txt:size", 1 << 60), ("txt:offset", -512), ("txt:offset", 1 << 62)])
+def test_what_a_damaged_index_claims_of_a_damaged_shard_is_not_believed(name, value, dataset):
+    folder = dataset()
+    rewrite_index(folder, rows=with_value(name, value))
+    flip(shard_of(folder), 512)
+
+    [damaged] = verify(str(folder)).damaged
+
+    assert damaged.damaged == ("0000", "0003")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("samples", 15), ("digest", "00"), ("block_samples", 0), ("shardlist", [])]
+)
+def test_a_manifest_that_was_edited_is_reported(name, value, dataset):
+    folder = dataset()
+    described = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(described | {name: value}))
+
+    assert not verify(str(folder)).ok
+    (folder / "manifest.json").write_text(json.dumps({n: v for n, v in described.items() if n != name}))
+    assert not verify(str(folder)).ok
 
 
 def tar_of(names):
