@@ -352,12 +352,16 @@ def test_a_block_table_that_is_not_what_the_shard_is_is_reported(name, dataset):
 
 def test_a_value_that_was_promoted_is_protected_by_its_page(dataset):
     folder = dataset()
+    expected = what_a_reader_gets(folder)
     path = folder / "train-000000.parquet"
     group = pq.ParquetFile(path).metadata.row_group(0)
     [label] = [c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "label"]
-    flip(path, label.data_page_offset + label.total_compressed_size - 1)
+    whole = path.read_bytes()
+    for at in range(label.data_page_offset, label.data_page_offset + label.total_compressed_size):
+        path.write_bytes(whole)
+        flip(path, at)
 
-    assert not verify(str(folder)).ok
+        assert not verify(str(folder)).ok or what_a_reader_gets(folder) == expected
 
 
 def test_a_seek_table_that_says_more_than_there_is_is_reported(dataset):
