@@ -26,7 +26,7 @@ from shardkit.index import choose_block_samples
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, read_manifest
 from shardkit.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.progress import track
-from shardkit.records import ListedPart, ListedRecords, Records, Transform
+from shardkit.records import ListedPart, ListedRecords, Records, Transform, apply_transform
 from shardkit.resume import Request, Target, describe_function
 from shardkit.sample import Sample
 from shardkit.shard_source import ShardSource
@@ -293,7 +293,7 @@ def _refuse_dataset(folder: str) -> None:
 
 def _transformed(samples: Iterable[Mapping[str, Any]], transform: Transform) -> Iterator[Sample]:
     for sample in samples:
-        changed = transform(dict(sample))
+        changed = apply_transform(transform, dict(sample))
         if changed is not None:
             yield changed
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.hashing import UInt64Array, hash_keys
-from shardkit.sample import Sample
+from shardkit.sample import KEY, SOURCE, Sample
 from shardkit.shards import EncodedSample, encode_sample, sample_size
 from shardkit.sources import ListedSource
 
@@ -69,6 +69,16 @@ class ListedPart:
         for position in range(len(self.source)):
             sample: Sample | None = self.source.read(position)
             if self.transform and sample is not None:
-                sample = self.transform(sample)
+                sample = apply_transform(self.transform, sample)
             if sample is not None:
                 yield encode_sample(sample)
+
+
+def apply_transform(transform: Transform, sample: Sample) -> Sample | None:
+    """Return what a transform makes of a sample. Its errors get a note of which sample it was."""
+    name = " from ".join(str(sample[field]) for field in (KEY, SOURCE) if field in sample)
+    try:
+        return transform(sample)
+    except Exception as error:
+        error.add_note(f"This was raised by transform= for the sample {name}. To leave a sample out, return None")
+        raise
