@@ -73,7 +73,7 @@ from shardkit.manifest import Manifest, Shard, read_manifest
 from shardkit.pack import pack
 from shardkit.shard_source import ShardSource
 from shardkit.sources import FileFolder, ImageFolder
-from shardkit.verify import DamagedShard, Problem, Report, verify
+from shardkit.verify import DamagedShard, Problem, VerifyReport, verify
 from shardkit.writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ __all__ = [
     "Manifest",
     "MissingExtraError",
     "Problem",
-    "Report",
     "SampleError",
     "Shard",
     "ShardError",
@@ -104,6 +103,7 @@ __all__ = [
     "TooManySkippedError",
     "TruncatedShardError",
     "UnfinishedDatasetError",
+    "VerifyReport",
     "index_shards",
     "pack",
     "read_manifest",

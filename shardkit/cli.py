@@ -18,7 +18,7 @@ from shardkit.errors import ArgumentError, ShardkitError
 
 if TYPE_CHECKING:
     from shardkit.manifest import Manifest
-    from shardkit.verify import Report
+    from shardkit.verify import VerifyReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -366,7 +366,7 @@ def _print_manifest(manifest: "Manifest") -> None:
     )
 
 
-def _print_report(report: "Report") -> None:
+def _print_report(report: "VerifyReport") -> None:
     for problem in report.problems:
         typer.echo(f"{problem.url}: {problem.message}")
     for shard in report.damaged:

@@ -69,7 +69,7 @@ class DamagedShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """What ``verify`` found.
 
     Attributes:
@@ -106,7 +106,7 @@ def verify(
     allow_any_url: bool = False,
     progress: bool = False,
     storage_options: Mapping[str, object] | None = None,
-) -> Report:
+) -> VerifyReport:
     """Read every byte of a dataset, and report what is damaged and which samples are whole.
 
     Checked are the tars' headers and ends, the shards' sizes and SHA-256, every sample's key, place, size and CRC-32s,
@@ -115,7 +115,7 @@ def verify(
     they should be, are class names and what is said about how the dataset was packed; of promoted columns, only that
     they are what was written.
 
-    Shards without a manifest are checked as far as tars and what indexes they have tell; ``Report.notes`` says so.
+    Shards without a manifest are checked as far as tars and the indexes that they have tell; the notes say so.
 
     Args:
         url: A dataset's folder or its ``manifest.json``; or a folder of shards, a shard, or a pattern.
@@ -144,7 +144,7 @@ def verify(
             check.verify_shard(shard_url, entry, index_url)
             advance(1)
     check.compare_manifest()
-    return Report(
+    return VerifyReport(
         url,
         len(check.shards),
         check.samples,
