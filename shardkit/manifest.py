@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike, fspath
 
 from shardkit.errors import DatasetError, UnfinishedDatasetError
 from shardkit.storage import Storage, join, split_url, storage_for
@@ -188,7 +189,7 @@ class Manifest:
 
 
 def read_manifest(
-    url: str, *, storage_options: Mapping[str, object] | None = None, allow_any_url: bool = False
+    url: str | PathLike[str], *, storage_options: Mapping[str, object] | None = None, allow_any_url: bool = False
 ) -> Manifest:
     """Return the manifest of a dataset.
 
@@ -206,6 +207,7 @@ def read_manifest(
         Traceback (most recent call last):
         shardkit.errors.DatasetError: no/such/folder: has no manifest.json, so it is not a dataset; make one with ...
     """
+    url = fspath(url)
     folder = split_url(url)[0] if url.endswith(".json") else url.rstrip("/") or url
     storage = storage_for(folder, storage_options)
     name = split_url(url)[1] if url.endswith(".json") else MANIFEST_NAME
