@@ -131,6 +131,14 @@ def test_all_shards_change_places_whatever_the_number_that_shardshuffle_has(shar
     assert len(firsts) == 8
 
 
+def test_the_samples_of_a_shard_stay_together_unless_several_shards_are_open(shards):
+    one, four = (keys_of(WebDataset(shards, shardshuffle=True, open_shards=n)) for n in (1, 4))
+
+    assert all(one[i : i + 5] == sorted(one[i : i + 5]) for i in range(0, 40, 5))
+    assert {int(key) // 5 for key in one[:5]} == {int(one[0]) // 5}
+    assert len({int(key) // 5 for key in four[:4]}) == 4
+
+
 def test_the_same_seed_and_epoch_are_the_same_order(shards):
     dataset = WebDataset(shards, shardshuffle=100, seed=1)
     first, second = keys_of(dataset), keys_of(dataset)
@@ -252,6 +260,7 @@ def test_it_is_a_context_manager(shards):
         samples = list(dataset)
 
     assert len(samples) == 40
+    assert not hasattr(dataset, "pipeline")  # as webdataset leaves a closed one
 
 
 @pytest.mark.parametrize(
@@ -284,6 +293,7 @@ def test_arguments_of_webdataset_that_say_what_happens_anyway_are_taken(shards, 
         ({"workersplitter": None}, "leave both out"),
         ({"handler": wds.warn_and_stop}, "on_error='skip'"),
         ({"open_shards": 0}, "open_shards must be at least 1"),
+        ({"storage_options": {"retries": 3}}, "storage_options"),
     ],
 )
 def test_other_arguments_are_errors_that_say_what_to_use(shards, options, advice):
