@@ -6,7 +6,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit.compress import compress_frame, gzip_writer
@@ -114,6 +114,7 @@ def test_members_are_grouped_by_adjacent_equal_keys(tmp_path):
     ]
 
 
+@example(["a.b", "/.b", ".b", "__c.b", "__c.b__", "c/a.b", "c.a/b"])
 @given(st.lists(st.lists(st.sampled_from(["a", "B", "_", "__", ".", "/"]), min_size=1, max_size=7).map("".join)))
 def test_names_are_taken_as_the_rules_split_them(names):
     members = [Member(name, 1024 * i, 1024 * i + 512, 1, b"1") for i, name in enumerate(names)]
@@ -142,7 +143,7 @@ def test_names_are_taken_as_the_rules_split_them(names):
 
 
 @pytest.mark.parametrize("fields", [None, ["cls"]])
-@pytest.mark.parametrize("second", ["b.txt", "b.TXT", "b.__key__"])
+@pytest.mark.parametrize("second", ["b.txt", "b.TXT", "b.__key__", "b.__source__"])
 def test_a_field_twice_in_a_sample_is_an_error_that_says_where(tmp_path, second, fields):
     (tmp_path / "a.tar").write_bytes(tar([("a.txt", b""), ("b.txt", b""), ("b.cls", b"1"), (second, b"2")]))
     samples, error = read(ShardLocation(str(tmp_path / "a.tar")), selection=FieldSelection.parse(fields))
@@ -348,6 +349,9 @@ def test_an_unfinished_dataset_is_refused(tmp_path):
     for urls in (tmp_path, tmp_path / "manifest.json"):
         with pytest.raises(UnfinishedDatasetError, match="is unfinished"):
             find_shards(urls)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(UnfinishedDatasetError, match="is unfinished"):
+        find_shards(tmp_path)
 
 
 def test_a_long_shard_is_compared_over_many_batches_of_rows(tmp_path):

@@ -256,6 +256,18 @@ def test_a_loader_that_is_seeded_the_same_every_epoch_has_other_epochs():
     assert [begin_all(epochs, 101, [0, 1]) for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
 
 
+def test_a_worker_that_lives_on_does_not_run_ahead_of_one_that_starts_late(shards):
+    stream = ShardStream(shards)
+    early, late = copy.copy(stream), copy.copy(stream)
+    with worker(0, 2, seed=1):
+        epochs = [[keys(early)], [keys(early)]]
+    with worker(1, 2, seed=1):
+        for epoch in epochs:
+            epoch.append(keys(late))
+
+    assert [sorted(a + b) for a, b in epochs] == [names(20), names(20)]
+
+
 @multiprocess
 def test_epochs_differ_when_torch_is_seeded_before_each(dataset):
     loader = DataLoader(ShardStream(dataset, buffer_size=5), batch_size=None, num_workers=2)
@@ -555,6 +567,18 @@ def test_shards_are_closed_however_a_pass_ends(shards, monkeypatch, end):
         pass
 
     assert len(opened) >= 3
+    assert all(file._file.closed for file in opened)
+
+
+def test_an_error_leaves_no_shard_open(damaged, monkeypatch):
+    opened = []
+    honest = LocalStorage.open
+    monkeypatch.setattr(LocalStorage, "open", lambda *a: opened.append(file := honest(*a)) or file)
+    with pytest.raises(ShardError) as caught:
+        list(ShardStream(damaged, decode=False))
+
+    assert caught.tb is not None  # it holds the frames, and with them all readers
+    assert len(opened) == 4
     assert all(file._file.closed for file in opened)
 
 
