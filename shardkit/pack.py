@@ -20,7 +20,7 @@ import numpy as np
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import Compression, parse_compression
-from shardkit.errors import DatasetExistsError, ShardkitError, SourceError
+from shardkit.errors import ArgumentError, DatasetExistsError, ShardkitError, SourceError
 from shardkit.hashing import Permutation, derive
 from shardkit.index import choose_block_samples
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, read_manifest
@@ -70,11 +70,10 @@ class _ShardTask:
     samples: Iterable[EncodedSample]
     compression: Compression
     block_samples: int
-    columns: Mapping[str, Column]
+    columns: ColumnMaker  # made by the caller, whose codecs it took
     plan: str
 
     def run(self, stop: StopSign) -> WrittenShard:
-        maker = ColumnMaker(self.columns)
         with OpenShard(
             self.folder,
             self.stem,
@@ -84,7 +83,7 @@ class _ShardTask:
             overwrite=True,  # what has its name is itself, from an attempt that was killed before its index
         ) as shard:
             for sample in _until(stop, self.samples):
-                shard.file.add(sample, maker.values(sample.key, sample.members))
+                shard.file.add(sample, self.columns.values(sample.key, sample.members))
             return shard.publish()
 
 
@@ -218,6 +217,7 @@ class _Pack:
         for target in self._targets.values():
             target.begin(packed)
         unfinished = {name: target for name, target in self._targets.items() if not target.is_finished}
+        columns = ColumnMaker(request.columns)
         done: dict[str, WrittenShard] = {}
         sizes = {
             name: choose_block_samples(len(plan.order), int(records.tar_sizes[plan.order].sum()), request.block_bytes)
@@ -235,7 +235,7 @@ class _Pack:
                         advance(earlier.shard.samples)
                         continue
                     samples = records.take(plans[name].positions(number))
-                    yield _ShardTask(target.folder, stem, samples, compression, sizes[name], request.columns, digest)
+                    yield _ShardTask(target.folder, stem, samples, compression, sizes[name], columns, digest)
 
         total = sum(len(plans[name].order) for name in unfinished)
         with (
@@ -393,6 +393,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         split_by=split_by,
         transform=transform,
     )
+    if not isinstance(source, ListedSource | Iterable) or isinstance(source, Mapping | str | os.PathLike):
+        raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")
     workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
     job = _Pack(source, clean_destination(destination), request, workers, progress=progress)
     return job.run(resume=resume, overwrite=overwrite)

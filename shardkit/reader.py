@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -16,7 +17,7 @@ from zlib import crc32
 from shardkit.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, ShardError
 from shardkit.index import OFFSET, ShardIndex, read_index
-from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Shard, check_finished, read_manifest
+from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.sample import KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
 from shardkit.storage import STDIN, Storage, join, local_path, split_url, storage_for
 from shardkit.tar import MAX_MEMBER_BYTES, Member, read_members
@@ -28,6 +29,7 @@ _MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: ab
 
 _MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
 
+_ManifestReader: TypeAlias = Callable[[str], Manifest]
 _Rows: TypeAlias = Iterator[tuple[Any, ...]]
 
 
@@ -47,7 +49,10 @@ class ShardLocation:
 
 
 def find_shards(
-    urls: "str | PathLike[str] | Sequence[str | PathLike[str]]", storage_options: Mapping[str, object] | None = None
+    urls: "str | PathLike[str] | Sequence[str | PathLike[str]]",
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    allow_any_url: bool = False,
 ) -> list[ShardLocation]:
     """Return the shards that a user means, in order. A shard that is named twice is there twice.
 
@@ -59,6 +64,7 @@ def find_shards(
             (``train-{000..127}.tar``); a pattern with ``*``, ``?`` or ``[...]``, sorted by name; ``-`` for standard
             input.
         storage_options: Passed to the storage.
+        allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
 
     Raises:
         ArgumentError: A URL has a scheme that cannot be read, a pattern is malformed, or there are no URLs.
@@ -69,12 +75,13 @@ def find_shards(
         >>> [location.url for location in find_shards("train-{00..02}.tar")]
         ['train-00.tar', 'train-01.tar', 'train-02.tar']
     """
+    read = partial(read_manifest, storage_options=storage_options, allow_any_url=allow_any_url)
     several = [urls] if isinstance(urls, str | PathLike) else urls
     found = [
         location
         for pattern in several
         for url in _expand_braces(fspath(pattern))
-        for location in _find(url, storage_options)
+        for location in _find(storage_for(url, storage_options), url, read)
     ]
     if not found:
         raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
@@ -92,10 +99,9 @@ def _expand_braces(pattern: str) -> list[str]:
         raise ArgumentError(f"{pattern}: is no brace pattern ({error}); close every brace") from error
 
 
-def _find(url: str, storage_options: Mapping[str, object] | None) -> list[ShardLocation]:
+def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocation]:
     if url == STDIN:
         return [ShardLocation(url)]
-    storage = storage_for(url, storage_options)
     if url.lower().startswith("file:"):
         url = str(local_path(url))  # the names in a folder are not quoted as those in a URL are
     if _MAGIC.search(url) and not _is_file(storage, url):
@@ -106,19 +112,17 @@ def _find(url: str, storage_options: Mapping[str, object] | None) -> list[ShardL
     if url.lower().endswith(SHARD_SUFFIXES):
         return [ShardLocation(url)]
     if url.endswith(".json"):
-        return _from_manifest(url, storage_options)
+        return _from_manifest(read(url))
     names = _list(storage, url)
     if names is None:
         return [ShardLocation(url)]
-    return _find_in_folder(storage, url, names, storage_options)
+    return _find_in_folder(storage, url, names, read)
 
 
-def _find_in_folder(
-    storage: Storage, url: str, names: list[str], storage_options: Mapping[str, object] | None
-) -> list[ShardLocation]:
+def _find_in_folder(storage: Storage, url: str, names: list[str], read: _ManifestReader) -> list[ShardLocation]:
     check_finished(storage, url)
     if MANIFEST_NAME in names:
-        return _from_manifest(url, storage_options)
+        return _from_manifest(read(url))
     shards = [name for name in names if name.lower().endswith(SHARD_SUFFIXES)]
     if shards:
         return [ShardLocation(join(url, name)) for name in shards]
@@ -129,8 +133,7 @@ def _find_in_folder(
     raise DatasetError(f"{url}: {missing}; give a folder of shards, a shard or a pattern", url=url)
 
 
-def _from_manifest(url: str, storage_options: Mapping[str, object] | None) -> list[ShardLocation]:
-    manifest = read_manifest(url, storage_options=storage_options)
+def _from_manifest(manifest: Manifest) -> list[ShardLocation]:
     return [
         ShardLocation(join(manifest.url, shard.url), shard, join(manifest.url, shard.index_url))
         for shard in manifest.shards

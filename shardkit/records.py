@@ -1,12 +1,13 @@
 """Samples whose sizes are known before they are read, encoded when they are needed."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs import Codec, registered_codecs
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.sample import KEY, SOURCE, Sample
 from shardkit.shards import EncodedSample, encode_sample, sample_size
@@ -64,6 +65,7 @@ class ListedPart:
 
     source: ListedSource
     transform: Transform | None = None
+    codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)  # of the process that makes it
 
     def __iter__(self) -> Iterator[EncodedSample]:
         for position in range(len(self.source)):
@@ -71,12 +73,12 @@ class ListedPart:
             if self.transform and sample is not None:
                 sample = apply_transform(self.transform, sample)
             if sample is not None:
-                yield encode_sample(sample)
+                yield encode_sample(sample, codecs=self.codecs)
 
 
 def apply_transform(transform: Transform, sample: Sample) -> Sample | None:
     """Return what a transform makes of a sample. Its errors get a note of which sample it was."""
-    name = " from ".join(str(sample[field]) for field in (KEY, SOURCE) if field in sample)
+    name = " from ".join(str(sample[at]) for at in (KEY, SOURCE) if at in sample)
     try:
         return transform(sample)
     except Exception as error:

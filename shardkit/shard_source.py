@@ -37,6 +37,7 @@ class ShardSource:
         filter: Called with each sample, a read-only mapping whose fields are decoded when they are looked at; False
             leaves the sample out.
         fields: The fields to keep, as for ``ShardStream``; None for all.
+        allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
         storage_options: Passed to the storage.
 
     Raises:
@@ -58,9 +59,10 @@ class ShardSource:
         *,
         filter: Callable[[Mapping[str, Any]], bool] | None = None,  # noqa: A002 - what it does, as everywhere in Python
         fields: Sequence[str] | Mapping[str, str] | None = None,
+        allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
-        self._locations = find_shards(urls, storage_options)
+        self._locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
         self.classes = _common_classes(self._locations)
         self._filter = filter
         self._selection = FieldSelection.parse(fields)
@@ -186,6 +188,6 @@ class ListedShards:
 
 def _common_classes(locations: Sequence[ShardLocation]) -> tuple[str, ...]:
     """Return the classes of the datasets, if they all have the same."""
-    folders = {split_url(location.url)[0] for location in locations if location.shard}
-    classes = {read_manifest(folder).classes for folder in folders}
+    folders = {split_url(location.index_url)[0] for location in locations if location.shard}
+    classes = {read_manifest(folder, allow_any_url=True).classes for folder in folders}
     return classes.pop() if len(classes) == 1 and all(location.shard for location in locations) else ()

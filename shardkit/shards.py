@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from shardkit.codecs import encode
+from shardkit.codecs import Codec, encode
 from shardkit.compress import Compression, Compressor, compress_frame, gzip_writer, parse_compression, seek_table
 from shardkit.errors import SampleError
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index, write_index
@@ -50,8 +50,12 @@ class WrittenShard(NamedTuple):
     columns: dict[str, str]
 
 
-def encode_sample(sample: Mapping[str, Any]) -> EncodedSample:
+def encode_sample(sample: Mapping[str, Any], *, codecs: Mapping[str, Codec] | None = None) -> EncodedSample:
     """Return a sample's bytes.
+
+    Args:
+        sample: Its ``__key__`` and its fields' values.
+        codecs: The registered codecs, by default those of this process.
 
     Raises:
         SampleError: Its key or one of its fields would not be read back as it is, or is larger than a reader accepts.
@@ -61,13 +65,15 @@ def encode_sample(sample: Mapping[str, Any]) -> EncodedSample:
         >>> encode_sample({"__key__": "0001", "cls": 7}).members
         (('cls', b'7'),)
     """
+    if not isinstance(sample, Mapping):
+        raise SampleError(f"{str(sample)[:80]!r}: is {type(sample).__name__}, expected a dict of '__key__' and fields")
     key = check_key(sample.get(KEY))
     fields = fields_of(sample)
     check_fields(key, fields)
     members = []
     for field in fields:
         value = sample[field]
-        data = value if type(value) is bytes else encode(field, value, key=key)
+        data = value if type(value) is bytes else encode(field, value, key=key, codecs=codecs)
         if len(data) > MAX_MEMBER_BYTES:
             raise SampleError(
                 f"sample {key!r}: field {field!r} has {format_bytes(len(data))}, readers accept "

@@ -75,6 +75,7 @@ class ShardStream(IterableDataset[Any]):
         rank: This process's number, by default torch.distributed's if it is initialised, else torchrun's ``RANK``,
             else 0.
         world_size: The number of ranks, found likewise.
+        allow_any_url: Let a manifest name shards outside its folder, as ``shardkit index --out`` makes them.
         storage_options: Passed to the storage.
 
     Attributes:
@@ -117,6 +118,7 @@ class ShardStream(IterableDataset[Any]):
         max_skipped: int = 100,
         rank: int | None = None,
         world_size: int | None = None,
+        allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         for name, value, least in (
@@ -142,7 +144,7 @@ class ShardStream(IterableDataset[Any]):
         self._skips = on_error == "skip"
         self._max_skipped = max_skipped
         self._storage_options = storage_options
-        self._shards = find_shards(urls, storage_options)
+        self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
         self._epochs = SharedEpochs()
         #: of the loader that this worker process belongs to, and how often it has iterated for it
         self._worker_seed: int | None = None
