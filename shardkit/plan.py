@@ -55,7 +55,7 @@ def plan_shards(
     Example:
         >>> sizes = np.full(10, 100)
         >>> plan_shards(np.arange(10), sizes, capacity=400, shard_samples=None, seed=None).starts.tolist()
-        [0, 3, 7, 10]
+        [0, 4, 7, 10]
     """
     order = positions
     if seed is not None:
@@ -66,7 +66,7 @@ def plan_shards(
 def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | None) -> Positions:
     """Cut a sequence of samples into the fewest shards that hold them, as equal as can be.
 
-    They are cut nearest to equal shares, moved as little as the capacity of the shards before and after demands. So no
+    They are cut at equal shares, moved as little as the capacity of the shards before and after demands. So no
     shard is smaller than the mean by more than one sample, unless ``shard_samples`` is what ends it.
 
     Args:
@@ -102,10 +102,7 @@ def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | Non
         if shard_samples is not None and shards == -(-samples // most):  # the number of samples is what binds
             near = samples * shard // shards
         else:
-            share = int(ends[samples]) * shard // shards
-            near = int(np.searchsorted(ends, share))
-            if share - ends[near - 1] < ends[near] - share:
-                near -= 1
+            near = int(np.searchsorted(ends, int(ends[samples]) * shard // shards))
         starts.append(min(max(near, earliest[shards - shard]), last_end(starts[-1])))
     return np.array([*starts, samples], dtype=np.int64)
 
