@@ -28,7 +28,7 @@ def demo():
 def photos(tmp_path):
     """A folder of two classes: large and small images, in two formats."""
     rng = np.random.default_rng(0)
-    for number, (width, height) in enumerate([(700, 900), (300, 200)] * 10):
+    for number, (width, height) in enumerate([(700, 900), (600, 400)] * 10):
         path = tmp_path / "photos" / ("cat", "dog")[number // 10] / f"{number:03d}.{('JPEG', 'png')[number % 2]}"
         path.parent.mkdir(parents=True, exist_ok=True)
         small = Image.fromarray(rng.integers(0, 256, (height // 50, width // 50, 3), dtype=np.uint8))
@@ -109,7 +109,7 @@ def test_create_shards_shrinks_what_is_large_leaves_the_rest_as_it_is_and_puts_s
         key = f"{('cat', 'dog')[label]}/{number:03d}"
         if is_small:
             assert samples[key]["png"] == (photos / f"{key}.png").read_bytes()
-            assert rows[key] == (label, 300, 200)
+            assert rows[key] == (label, 600, 400)
         else:
             assert Image.open(io.BytesIO(samples[key]["jpg"])).size == (512, 658)
             assert rows[key] == (label, 512, 658)
