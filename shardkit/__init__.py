@@ -46,6 +46,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
 
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
+    output        what was found -> text
     cli           all of it from the command line
     webdataset    webdataset's pipelines over our reader
 """

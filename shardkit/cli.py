@@ -8,17 +8,22 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 from shardkit.errors import ArgumentError, ShardkitError
-
-if TYPE_CHECKING:
-    from shardkit.manifest import Manifest
-    from shardkit.verify import VerifyReport
+from shardkit.output import (
+    describe_manifest,
+    describe_statistics,
+    format_manifest,
+    format_report,
+    format_sample,
+    format_shard,
+    format_statistics,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,8 +31,6 @@ R = TypeVar("R")
 EXIT_DAMAGED = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-
-_SHOWN = 10  # of a long list, before it says how many more there are
 
 _WHO_READS = {
     "none": "plain tar: read by tar, webdataset, HF datasets, DALI, wids and others",
@@ -60,6 +63,10 @@ class WorkerType(StrEnum):
     process = "process"
 
 
+Url = Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")]
+AllowAnyUrl = Annotated[
+    bool, typer.Option("--allow-any-url", help="Shards may lie in other folders, as 'index --out' leaves them.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Columns = Annotated[
     list[str] | None, typer.Option("--column", metavar="NAME=FIELD", help="A field's value to have in the index.")
@@ -149,10 +156,10 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         overwrite=overwrite,
     )
     if as_json:
-        _print_json({name: _describe(manifest) for name, manifest in manifests.items()})
+        _print_json({name: describe_manifest(manifest) for name, manifest in manifests.items()})
         return
     for manifest in manifests.values():
-        _print_manifest(manifest)
+        typer.echo(format_manifest(manifest))
     kinds = {shard.compression for manifest in manifests.values() for shard in manifest.shards}
     for name in sorted(kinds):
         typer.echo(_WHO_READS[name])
@@ -187,16 +194,16 @@ def index(
         progress=True,
     )
     if as_json:
-        _print_json(_describe(manifest))
+        _print_json(describe_manifest(manifest))
     else:
-        _print_manifest(manifest)
+        typer.echo(format_manifest(manifest))
 
 
 @_command
 def verify(
-    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    url: Url,
     *,
-    allow_any_url: Annotated[bool, typer.Option("--allow-any-url", help="Shards may lie in other folders.")] = False,
+    allow_any_url: AllowAnyUrl = False,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a dataset.
@@ -212,16 +219,17 @@ def verify(
     if as_json:
         typer.echo(report.to_json())
     else:
-        _print_report(report)
+        _print_lines(format_report(report))
     if not report.ok:
         raise typer.Exit(EXIT_DAMAGED)
 
 
 @_command
 def ls(
-    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    url: Url,
     *,
     shards: Annotated[bool, typer.Option("--shards", help="List shards instead of samples.")] = False,
+    allow_any_url: AllowAnyUrl = False,
     as_json: AsJson = False,
 ) -> None:
     """List samples, or shards.
@@ -233,21 +241,20 @@ def ls(
     from shardkit.inspection import list_samples, list_shards
 
     if shards:
-        for shard in list_shards(url):
-            kind = shard["compression"] or "no index"
-            line = f"{shard['url']}\t{shard['samples']:,} samples\t{shard['bytes']:,} bytes\t{kind}"
-            typer.echo(json.dumps(shard) if as_json else line)
-        return
-    for sample in list_samples(url):
-        sizes = "  ".join(f"{field} {size:,}" for field, size in sorted(sample.fields.items()))
-        typer.echo(json.dumps(sample._asdict()) if as_json else f"{_plain(sample.key)}\t{sizes}")
+        found = list_shards(url, allow_any_url=allow_any_url)
+        _print_lines(json.dumps(shard) if as_json else format_shard(shard) for shard in found)
+    else:
+        samples = list_samples(url, allow_any_url=allow_any_url)
+        _print_lines(json.dumps(sample._asdict()) if as_json else format_sample(sample) for sample in samples)
 
 
 @_command
 def cat(
-    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    url: Url,
     key: Annotated[str, typer.Argument(help="The sample's key.")],
     field: Annotated[str, typer.Argument(help="The field, as jpg.")],
+    *,
+    allow_any_url: AllowAnyUrl = False,
 ) -> None:
     """Write one field of one sample to standard output.
 
@@ -257,14 +264,15 @@ def cat(
     """
     from shardkit.inspection import read_member
 
-    sys.stdout.buffer.write(read_member(url, key, field))
+    sys.stdout.buffer.write(read_member(url, key, field, allow_any_url=allow_any_url))
     sys.stdout.buffer.flush()
 
 
 @_command
 def stats(
-    url: Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")],
+    url: Url,
     *,
+    allow_any_url: AllowAnyUrl = False,
     as_json: AsJson = False,
 ) -> None:
     """Print figures of a dataset.
@@ -273,40 +281,13 @@ def stats(
 
     Example: shardkit stats shards/train
     """
-    from dataclasses import asdict
+    from shardkit.inspection import compute_statistics
 
-    from shardkit.inspection import Footprint, Sizes, compute_statistics, format_table
-    from shardkit.storage import format_bytes
-
-    figures = compute_statistics(url)
+    figures = compute_statistics(url, allow_any_url=allow_any_url)
     if as_json:
-        named = {
-            name: value._asdict() if hasattr(value, "_asdict") else value for name, value in asdict(figures).items()
-        }
-        _print_json(named | {"fields": {name: sizes._asdict() for name, sizes in figures.fields.items()}})
-        return
-
-    def sizes_of(name: str, sizes: Sizes) -> list[str]:
-        numbers = (sizes.total, sizes.min, sizes.median, sizes.mean, sizes.max)
-        return [name, f"{sizes.number:,}", *(format_bytes(number) for number in numbers)]
-
-    def footprint_of(name: str, footprint: Footprint) -> list[str]:
-        return [name, f"{footprint.files:,}", format_bytes(footprint.bytes), format_bytes(footprint.lost)]
-
-    typer.echo(f"{_count(figures.samples, 'sample')} in {_count(figures.shards.number, 'shard')}\n")
-    rows = [sizes_of(name or "(no name)", sizes) for name, sizes in figures.fields.items()]
-    rows.append(sizes_of("shards", figures.shards))
-    typer.echo(format_table(["field", "number", "total", "min", "median", "mean", "max"], rows))
-    if figures.classes:
-        typer.echo("")
-        rows = [[name, f"{count:,}"] for name, count in figures.classes.items()]
-        typer.echo(format_table(["class", "samples"], rows))
-    if figures.tar_bytes:
-        ratio = figures.tar_bytes / max(1, figures.shards.total)
-        typer.echo(f"\ncompression: {ratio:.2f} times smaller than the uncompressed tars")
-    typer.echo("")
-    rows = [footprint_of("a file a field", figures.before), footprint_of("shards", figures.after)]
-    typer.echo(format_table(["on disk", "files", "bytes", "lost to 4 KiB blocks"], rows))
+        _print_json(describe_statistics(figures))
+    else:
+        _print_lines(format_statistics(figures))
 
 
 def _source(source: str, kind: Kind, labels: str | None, fields: list[str] | None) -> Any:
@@ -343,57 +324,9 @@ def _share(name: str, text: str) -> float:
         raise ArgumentError(f"--split {name}={text}: {text!r} is no share; write a number such as 0.9") from None
 
 
-def _describe(manifest: "Manifest") -> dict[str, Any]:
-    return {
-        "url": manifest.url,
-        "samples": manifest.num_samples,
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.file_size for shard in manifest.shards),
-        "fields": list(manifest.fields),
-        "classes": list(manifest.classes),
-        "columns": dict(manifest.columns),
-        "unique_keys": manifest.unique_keys,
-        "digest": manifest.digest,
-    }
-
-
-def _print_manifest(manifest: "Manifest") -> None:
-    from shardkit.storage import format_bytes
-
-    size = format_bytes(sum(shard.file_size for shard in manifest.shards))
-    typer.echo(
-        f"{manifest.url}: {_count(manifest.num_samples, 'sample')} in {_count(len(manifest.shards), 'shard')}, {size}"
-    )
-
-
-def _print_report(report: "VerifyReport") -> None:
-    for problem in report.problems:
-        typer.echo(f"{problem.url}: {problem.message}")
-    for shard in report.damaged:
-        typer.echo(f"{shard.url}: {shard.whole:,} of {shard.samples:,} samples are whole")
-        for problem in shard.problems:
-            typer.echo(f"  {problem.message}" if problem.url == shard.url else f"  {problem.url}: {problem.message}")
-        if shard.damaged:
-            more = len(shard.damaged) - _SHOWN
-            shown = ", ".join(map(_plain, shard.damaged[:_SHOWN])) + (
-                f" and {more:,} more (--json lists all)" if more > 0 else ""
-            )
-            typer.echo(f"  not whole: {shown}; all others are")
-    for note in report.notes:
-        typer.echo(f"note: {note}")
-    damaged = len(report.damaged)
-    found = f"{_count(damaged, 'shard')} {'is' if damaged == 1 else 'are'} damaged"
-    found = "everything is as it should be" if report.ok else found if damaged else "the dataset is not as it should be"
-    typer.echo(f"{_count(report.samples, 'sample')} in {_count(report.shards, 'shard')} read; {found}")
-
-
-def _plain(key: str) -> str:
-    """Return a stranger's key without characters that a terminal obeys."""
-    return key if key.isprintable() else repr(key)[1:-1]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
 
 
 def _print_json(value: object) -> None:

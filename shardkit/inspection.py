@@ -128,17 +128,18 @@ class _Shard:
 
 
 def _open(
-    urls: str | Sequence[str], storage_options: Mapping[str, object] | None
+    urls: str | Sequence[str], storage_options: Mapping[str, object] | None, *, allow_any_url: bool
 ) -> tuple[Manifest | None, list[_Shard]]:
-    locations = find_shards(urls, storage_options)
+    locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
     manifest = None
     if isinstance(urls, str) and locations[0].shard and "{" not in urls:  # one dataset
-        manifest = read_manifest(urls.rstrip("/") or urls, storage_options=storage_options)
+        folder = urls.rstrip("/") or urls
+        manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
     return manifest, [_Shard(storage_for(location.url, storage_options), location) for location in locations]
 
 
 def list_samples(
-    urls: str | Sequence[str], *, storage_options: Mapping[str, object] | None = None
+    urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> Iterator[SampleInfo]:
     """Yield the samples of shards, in order, with their fields' sizes; the fields themselves are not read.
 
@@ -146,15 +147,15 @@ def list_samples(
         ShardError: A shard without an index is damaged; the samples before were yielded.
         DatasetError: Nothing is found, or an index is damaged.
     """
-    for shard in _open(urls, storage_options)[1]:
+    for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
         yield from shard.samples()
 
 
 def list_shards(
-    urls: str | Sequence[str], *, storage_options: Mapping[str, object] | None = None
+    urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> Iterator[dict[str, object]]:
     """Yield what is known of each shard: URL, samples, sizes, compression, whether it has an index."""
-    for shard in _open(urls, storage_options)[1]:
+    for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
         entry = shard.location.shard
         samples = entry.samples if entry else sum(1 for _ in shard.samples())
         size = entry.file_size if entry else shard.storage.info(shard.url).size
@@ -162,7 +163,14 @@ def list_shards(
         yield {"url": shard.url, "samples": samples, "bytes": size, "compression": kind, "indexed": entry is not None}
 
 
-def read_member(url: str, key: str, field: str, *, storage_options: Mapping[str, object] | None = None) -> bytes:
+def read_member(
+    url: str,
+    key: str,
+    field: str,
+    *,
+    allow_any_url: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> bytes:
     """Return the bytes of one field of one sample. Where there is an index, only that member, or its block, is read.
 
     Where a key occurs more than once, the first sample that has it is taken.
@@ -171,7 +179,7 @@ def read_member(url: str, key: str, field: str, *, storage_options: Mapping[str,
         SampleError: There is no such sample, or it has no such field.
         ShardError: The member is damaged.
     """
-    for shard in _open(url, storage_options)[1]:
+    for shard in _open(url, storage_options, allow_any_url=allow_any_url)[1]:
         found, data = shard.find(key, field)
         if data is not None:
             return data
@@ -245,7 +253,9 @@ class Statistics:
     after: Footprint
 
 
-def compute_statistics(urls: str | Sequence[str], *, storage_options: Mapping[str, object] | None = None) -> Statistics:
+def compute_statistics(
+    urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
+) -> Statistics:
     """Return figures of a dataset or of shards. Of the data, only the field ``cls`` is read.
 
     Raises:
@@ -253,7 +263,7 @@ def compute_statistics(urls: str | Sequence[str], *, storage_options: Mapping[st
         ShardError: A shard without an index is damaged.
         CodecError: A class is no number.
     """
-    manifest, shards = _open(urls, storage_options)
+    manifest, shards = _open(urls, storage_options, allow_any_url=allow_any_url)
     sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
     samples = 0
     labels: Counter[int] = Counter()
@@ -288,22 +298,6 @@ def compute_statistics(urls: str | Sequence[str], *, storage_options: Mapping[st
         Footprint.of(everything),
         Footprint.of(np.array(files, dtype=np.int64)),
     )
-
-
-def format_table(header: list[str], rows: list[list[str]]) -> str:
-    """Return columns as text, the first to the left and the others to the right.
-
-    Example:
-        >>> print(format_table(["class", "samples"], [["cat", "7"]]))
-        class  samples
-        cat          7
-    """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for first, *others in [header, *rows]:
-        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def recognise_source(path: str) -> Literal["images", "files", "shards"]:

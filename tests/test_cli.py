@@ -221,7 +221,11 @@ def test_stats_print_tables(originals, bare):
 
     assert lines[0] == "14 samples in 2 shards"
     assert [re.split(" {2,}", line)[:2] for line in lines[2:5]] == [["field", "number"], ["cls", "14"], ["txt", "14"]]
-    assert re.split(" {2,}", lines[-2])[:2] == ["a file a field", "28"]
+    assert [re.split(" {2,}", line)[:2] for line in lines[-3:]] == [
+        ["on disk", "files (inodes)"],
+        ["unpacked, a file for every field", "28"],
+        ["packed: shards, indexes, manifest", "5"],
+    ]
     assert compute_statistics(str(bare)).classes == {"1": 1}
     assert invoke("stats", bare).exit_code == 0
 
@@ -235,7 +239,29 @@ def test_index_makes_a_dataset(bare):
     assert (manifest.classes, dict(manifest.columns)) == (("cat", "dog"), {"label": "int64"})
     assert invoke("index", bare).stdout == f"{bare}: 2 samples in 1 shard, 4.1 KB\n"
     assert invoke("index", bare, "--out", bare / "out").exit_code == 0
-    assert invoke("verify", bare / "out", "--allow-any-url").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["verify"], "2 samples in 1 shard read; everything is as it should be\n"),
+        (["ls"], "a\tcls 1  txt 3\nb\ttxt 3\n"),
+        (["ls", "--shards"], "\t2 samples\t4,096 bytes\tnone\n"),
+        (["cat"], "two"),
+        (["stats"], "2 samples in 1 shard\n"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_shards_that_lie_elsewhere_are_looked_into_only_if_that_is_allowed(arguments, found, bare):
+    invoke("index", bare, "--out", bare / "out")
+    command = [*arguments, bare / "out", *(["b", "txt"] if arguments == ["cat"] else [])]
+
+    refused, allowed = invoke(*command), invoke(*command, "--allow-any-url")
+
+    assert refused.exit_code != 0
+    assert "is outside its folder" in refused.output
+    assert (allowed.exit_code, allowed.stderr) == (0, "")
+    assert found in allowed.stdout
 
 
 def test_index_refuses_what_no_longer_matches(bare):

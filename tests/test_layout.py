@@ -34,7 +34,7 @@ LAYERS = [
     *["scan", "indexing"],
     *["filenames", "sources", "shard_source", "shards", "writer", "plan", "records", "spill", "resume", "work", "pack"],
     *["epochs", "stream"],
-    *["verify", "inspection", "cli"],
+    *["verify", "inspection", "output", "cli"],
     "webdataset",
 ]
 

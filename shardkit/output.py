@@ -1,0 +1,138 @@
+"""What commands found, as text for people and as values for JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shardkit.storage import format_bytes
+
+if TYPE_CHECKING:
+    from shardkit.inspection import Footprint, SampleInfo, Sizes, Statistics
+    from shardkit.manifest import Manifest
+    from shardkit.verify import VerifyReport
+
+_SHOWN = 10  # of a long list, before it says how many more there are
+
+
+def describe_manifest(manifest: "Manifest") -> dict[str, Any]:
+    """Return what a manifest says of its dataset, without its shards, for JSON."""
+    return {
+        "url": manifest.url,
+        "samples": manifest.num_samples,
+        "shards": len(manifest.shards),
+        "bytes": _stored_bytes(manifest),
+        "fields": list(manifest.fields),
+        "classes": list(manifest.classes),
+        "columns": dict(manifest.columns),
+        "unique_keys": manifest.unique_keys,
+        "digest": manifest.digest,
+    }
+
+
+def format_manifest(manifest: "Manifest") -> str:
+    """Return a line about a dataset."""
+    samples, shards = _count(manifest.num_samples, "sample"), _count(len(manifest.shards), "shard")
+    return f"{manifest.url}: {samples} in {shards}, {format_bytes(_stored_bytes(manifest))}"
+
+
+def _stored_bytes(manifest: "Manifest") -> int:
+    return sum(shard.file_size for shard in manifest.shards)
+
+
+def format_shard(shard: dict[str, Any]) -> str:
+    """Return a line about a shard, as ``list_shards`` yields it."""
+    kind = shard["compression"] or "no index"
+    return f"{shard['url']}\t{shard['samples']:,} samples\t{shard['bytes']:,} bytes\t{kind}"
+
+
+def format_sample(sample: "SampleInfo") -> str:
+    """Return a line about a sample."""
+    sizes = "  ".join(f"{field} {size:,}" for field, size in sorted(sample.fields.items()))
+    return f"{_plain(sample.key)}\t{sizes}"
+
+
+def format_report(report: "VerifyReport") -> Iterator[str]:
+    """Yield the lines of what ``verify`` found; the last is the sum of it."""
+    for problem in report.problems:
+        yield f"{problem.url}: {problem.message}"
+    for shard in report.damaged:
+        yield f"{shard.url}: {shard.whole:,} of {shard.samples:,} samples are whole"
+        for problem in shard.problems:
+            yield f"  {problem.message}" if problem.url == shard.url else f"  {problem.url}: {problem.message}"
+        if shard.damaged:
+            shown = ", ".join(map(_plain, shard.damaged[:_SHOWN]))
+            more = len(shard.damaged) - _SHOWN
+            rest = f" and {more:,} more (--json lists all)" if more > 0 else ""
+            yield f"  not whole: {shown}{rest}; all others are"
+    for note in report.notes:
+        yield f"note: {note}"
+    damaged = len(report.damaged)
+    found = f"{_count(damaged, 'shard')} {'is' if damaged == 1 else 'are'} damaged"
+    found = "everything is as it should be" if report.ok else found if damaged else "the dataset is not as it should be"
+    yield f"{_count(report.samples, 'sample')} in {_count(report.shards, 'shard')} read; {found}"
+
+
+def describe_statistics(figures: "Statistics") -> dict[str, Any]:
+    """Return figures for JSON, each by its name."""
+    values = {name: _named(value) for name, value in asdict(figures).items()}
+    return values | {"fields": {name: _named(sizes) for name, sizes in figures.fields.items()}}
+
+
+def _named(value: Any) -> Any:
+    return value._asdict() if hasattr(value, "_asdict") else value
+
+
+def format_statistics(figures: "Statistics") -> Iterator[str]:
+    """Yield figures as tables, with empty lines between."""
+    yield f"{_count(figures.samples, 'sample')} in {_count(figures.shards.number, 'shard')}"
+    yield ""
+    rows = [_sizes_row(name or "(no name)", sizes) for name, sizes in figures.fields.items()]
+    rows.append(_sizes_row("shards", figures.shards))
+    yield format_table(["field", "number", "total", "min", "median", "mean", "max"], rows)
+    yield ""
+    if figures.classes:
+        yield format_table(["class", "samples"], [[name, f"{count:,}"] for name, count in figures.classes.items()])
+        yield ""
+    if figures.tar_bytes:
+        ratio = figures.tar_bytes / max(1, figures.shards.total)
+        yield f"compression: {ratio:.2f} times smaller than the uncompressed tars"
+        yield ""
+    rows = [
+        _footprint_row("unpacked, a file for every field", figures.before),
+        _footprint_row("packed: shards, indexes, manifest", figures.after),
+    ]
+    yield format_table(["on disk", "files (inodes)", "bytes", "lost to 4 KiB blocks"], rows)
+
+
+def _sizes_row(name: str, sizes: "Sizes") -> list[str]:
+    numbers = (sizes.total, sizes.min, sizes.median, sizes.mean, sizes.max)
+    return [name, f"{sizes.number:,}", *(format_bytes(number) for number in numbers)]
+
+
+def _footprint_row(name: str, footprint: "Footprint") -> list[str]:
+    return [name, f"{footprint.files:,}", format_bytes(footprint.bytes), format_bytes(footprint.lost)]
+
+
+def format_table(header: list[str], rows: list[list[str]]) -> str:
+    """Return columns as text, the first to the left and the others to the right.
+
+    Example:
+        >>> print(format_table(["class", "samples"], [["cat", "7"]]))
+        class  samples
+        cat          7
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for first, *others in [header, *rows]:
+        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _plain(key: str) -> str:
+    """Return a stranger's key without characters that a terminal obeys."""
+    return key if key.isprintable() else repr(key)[1:-1]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
