@@ -11,7 +11,7 @@ Column: TypeAlias = str | Callable[[Mapping[str, Any]], object]
 
 
 class DecodedView(Mapping[str, Any]):
-    """A sample whose fields are decoded when they are looked at. It cannot be changed.
+    """A sample whose fields are decoded when they are first looked at. It cannot be changed.
 
     Example:
         >>> view = DecodedView("0001", {"cls": b"7"}, Decoder())
@@ -23,9 +23,12 @@ class DecodedView(Mapping[str, Any]):
         self._key = key
         self._fields = fields
         self._decoder = decoder
+        self._decoded: dict[str, Any] = {KEY: key}
 
     def __getitem__(self, name: str) -> Any:
-        return self._key if name == KEY else self._decoder.decode(name, self._fields[name], key=self._key)
+        if name not in self._decoded:
+            self._decoded[name] = self._decoder.decode(name, self._fields[name], key=self._key)
+        return self._decoded[name]
 
     def __iter__(self) -> Iterator[str]:
         yield KEY
@@ -40,7 +43,8 @@ class ColumnMaker:
 
     Args:
         columns: For each column a field's name, whose decoded value is taken (None where the field is missing), or a
-            function of the sample; it gets a read-only mapping whose fields are decoded when they are looked at.
+            function of the sample; it gets a read-only mapping whose fields are decoded when they are first looked
+            at, once for all columns.
 
     Raises:
         ArgumentError: A column's name would collide with the index's own.

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,9 @@ _logger = logging.getLogger("shardkit")
 
 
 def index_shards(
-    urls: str | Sequence[str],
+    urls: str | PathLike[str] | Sequence[str | PathLike[str]],
     *,
-    out: str | None = None,
+    out: str | PathLike[str] | None = None,
     columns: Mapping[str, Column] | None = None,
     block_bytes: int | str = "1MB",
     classes: Sequence[str] | None = None,
@@ -103,7 +104,7 @@ def index_shards(
     maker = ColumnMaker(columns)
     block_bytes = parse_bytes(block_bytes)
     shard_urls = _shard_urls(urls, storage_options)
-    folder = _manifest_folder(shard_urls, out)
+    folder = _manifest_folder(shard_urls, fspath(out) if out else None)
     storage = storage_for(folder, storage_options)
     for place in {folder, *(split_url(url)[0] for url in shard_urls)}:
         check_finished(storage, place)
@@ -161,10 +162,13 @@ def describe_shard(name: str, facts: ShardFacts, blocks: BlockTable) -> Shard:
     )
 
 
-def _shard_urls(urls: str | Sequence[str], storage_options: Mapping[str, object] | None) -> list[str]:
+def _shard_urls(
+    urls: str | PathLike[str] | Sequence[str | PathLike[str]], storage_options: Mapping[str, object] | None
+) -> list[str]:
     """Return the shards that are meant. A folder means all that is in it, whatever a manifest there says."""
     found = []
-    for url in [urls] if isinstance(urls, str) else urls:
+    for given in [urls] if isinstance(urls, str | PathLike) else urls:
+        url = fspath(given)
         if url == STDIN:
             raise ArgumentError("standard input cannot be indexed; write it to a file first")
         try:

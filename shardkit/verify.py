@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class VerifyReport:
 
 
 def verify(
-    url: str,
+    url: str | PathLike[str],
     *,
     allow_any_url: bool = False,
     progress: bool = False,
@@ -136,6 +137,7 @@ def verify(
         >>> verify(folder).ok
         True
     """
+    url = fspath(url)
     storage = storage_for(url, storage_options)
     check = _Dataset(storage, url, allow_any_url=allow_any_url)
     check.find(storage_options)

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
+from shardkit.codecs import Decoder
 from shardkit.compress import compress_frame, decompress_frame, open_decompressed, seek_table
 from shardkit.errors import (
     ArgumentError,
@@ -317,6 +318,20 @@ def test_columns_are_fields_or_functions_of_the_sample(tmp_path):
     assert index_shards(str(tmp_path), overwrite=True).columns == {}
 
 
+def test_a_field_is_decoded_once_for_all_columns_of_a_sample_and_only_if_one_asks(tmp_path, monkeypatch):
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"1"), ("1.txt", b"one"), ("2.cls", b"2"), ("2.txt", b"two")]))
+    decode, decoded = Decoder.decode, []
+
+    def counting(self, field, data, **where):
+        decoded.append((where["key"], field))
+        return decode(self, field, data, **where)
+
+    monkeypatch.setattr(Decoder, "decode", counting)
+    index_shards(tmp_path, columns={"label": "cls", "odd": lambda s: s["cls"] % 2, "double": lambda s: s["cls"] * 2})
+
+    assert decoded == [("1", "cls"), ("2", "cls")]
+
+
 def test_columns_of_other_bytes_are_not_taken_over(tmp_path):
     (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"7")]))
     index_shards(str(tmp_path), columns={"label": "cls"})
@@ -436,6 +451,15 @@ def test_shards_in_a_read_only_place_are_reached_only_by_who_allows_it(tmp_path)
     opened = read_manifest(manifest.url, allow_any_url=True)
     assert (tmp_path / "indexes" / opened.shards[0].url).read_bytes() == (tmp_path / "store/a.tar").read_bytes()
     assert index_of(opened).sample_keys() == ["1"]
+
+
+def test_shards_and_the_place_of_their_manifest_may_be_named_by_paths(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.txt", b"one")]))
+
+    manifest = index_shards(tmp_path, out=tmp_path / "out")
+
+    assert manifest == index_shards(str(tmp_path), out=str(tmp_path / "out"))
+    assert index_shards([tmp_path / "a.tar"]).url == str(tmp_path)
 
 
 def test_shards_of_several_folders_need_a_place_for_the_manifest(tmp_path):

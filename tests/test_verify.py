@@ -474,6 +474,13 @@ def test_a_sample_that_verify_calls_whole_is_what_was_written(dataset):
     assert set(damaged.damaged) < set(whole)
 
 
+def test_a_dataset_may_be_named_by_a_path(originals):
+    folder = originals["zst"]
+
+    assert verify(Path(folder)) == verify(str(folder))
+    assert verify(Path(folder, "manifest.json")).ok
+
+
 def test_what_is_not_there_is_an_error(tmp_path):
     with pytest.raises(DatasetError, match="does not exist, or has neither"):
         verify(str(tmp_path / "nothing"))
