@@ -9,18 +9,24 @@ forked processes and handed to spawned ones. A record lock guards it, which the 
 """
 
 import fcntl
+import logging
 import mmap
 import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from struct import Struct
 from typing import Any, NamedTuple
+
+from shardkit.errors import ShardError, ShardkitError, TooManySkippedError
+from shardkit.sample import Sample
+
+_log = logging.getLogger("shardkit")
 
 _COUNT = Struct("<q")  # how many entries there have been
 _ENTRY = Struct("<QQqqqq128s")  # see _Entry
@@ -174,6 +180,42 @@ class SharedEpochs:
         else:
             self._attach(_anonymous_file())
             self._memory[:] = state["content"]
+
+
+class Skipper:
+    """Counts, reports and bounds what one pass leaves out."""
+
+    def __init__(self, epochs: SharedEpochs, current: Pass, max_skipped: int) -> None:
+        self._epochs = epochs
+        self._current = current
+        self._max_skipped = max_skipped
+        self._reported: set[str] = set()
+
+    def skip_sample(self, url: str, error: ShardkitError) -> None:
+        """Leave out a sample of a shard."""
+        if url not in self._reported:
+            self._reported.add(url)
+            _log.warning("skipped a sample; others of this shard are counted without a word: %s", error)
+        self._check(self._epochs.skip(self._current, samples=1), error)
+
+    def without_damage(self, samples: Iterator[Sample], url: str) -> Generator[Sample, None, None]:
+        """Yield a shard's samples up to damage, if there is any."""
+        try:
+            yield from samples
+        except ShardError as error:
+            _log.warning("skipped the rest of shard %s: %s", url, error)
+            self._check(self._epochs.skip(self._current, shards=1), error)
+
+    def _check(self, skipped: Skipped, error: ShardkitError) -> None:
+        if skipped.samples + skipped.shards > self._max_skipped:
+            raise TooManySkippedError(
+                f"epoch {self._current.epoch}: {skipped.samples:,} samples and {skipped.shards:,} shards were skipped, "
+                f"expected at most max_skipped={self._max_skipped:,}; repair the shards or raise it. The last: {error}",
+                url=error.url,
+                offset=error.offset,
+                key=error.key,
+                field=error.field,
+            ) from error
 
 
 def _anonymous_file() -> int:

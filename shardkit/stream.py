@@ -1,6 +1,6 @@
 """Shards -> samples for training, forward only: shuffled by shard and in a buffer, decoded, transformed, batched."""
 
-import logging
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from torch import Tensor, distributed, uint8
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from shardkit.codecs import Decoder
-from shardkit.epochs import Pass, SharedEpochs, Skipped
-from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, ShardkitError, TooManySkippedError
+from shardkit.epochs import Pass, SharedEpochs, Skipped, Skipper
+from shardkit.errors import ArgumentError, CodecError, SampleError
 from shardkit.hashing import derive, mix64_array, shuffled
 from shardkit.pixels import IMAGE_FIELDS
 from shardkit.reader import ShardLocation, find_shards, read_shard
@@ -22,8 +22,6 @@ from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
 from shardkit.storage import STDIN
 
 T = TypeVar("T")
-
-_log = logging.getLogger("shardkit")
 
 # What a key is for, so that no two choices of an epoch are made by the same numbers.
 _SHARDS, _BUFFER, _REST = 1, 2, 3
@@ -146,7 +144,8 @@ class ShardStream(IterableDataset[Any]):
         self._storage_options = storage_options
         self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
         self._epochs = SharedEpochs()
-        #: of the loader that this worker process belongs to, and how often it has iterated for it
+        self._has_stdin = any(location.url == STDIN for location in self._shards)
+        #: of the loader that this worker process belongs to, and how often it, or else this process, has iterated
         self._worker_seed: int | None = None
         self._iterations = 0
         counts = [None if location.shard is None else location.shard.samples for location in self._shards]
@@ -176,10 +175,13 @@ class ShardStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: torch calls it in every worker that starts, and only so does every worker join its pass.
         worker = get_worker_info()
+        if self._has_stdin and self._iterations:
+            raise ArgumentError("standard input can be read once, and was; for more epochs, write it to a file first")
         if worker is None:
+            self._iterations += 1
             current, number, workers = self._epochs.begin(), 0, 1
         else:
-            if any(location.url == STDIN for location in self._shards):
+            if self._has_stdin:
                 raise ArgumentError("standard input cannot be shared by worker processes; pass num_workers=0")
             base = worker.seed - worker.id  # the same for all workers of a loader
             self._iterations = self._iterations + 1 if base == self._worker_seed else 1
@@ -198,7 +200,7 @@ class ShardStream(IterableDataset[Any]):
         return order
 
     def _run(self, shards: list[ShardLocation], current: Pass, key: int) -> Iterator[Any]:
-        skipper = _Skipper(self._epochs, current, self._max_skipped) if self._skips else None
+        skipper = Skipper(self._epochs, current, self._max_skipped) if self._skips else None
         samples = _interleave(
             (self._read(shard, skipper) for shard in shards), self._open_shards if self._shuffle else 1
         )
@@ -221,11 +223,11 @@ class ShardStream(IterableDataset[Any]):
                 batch[name] = value.permute(0, 3, 1, 2)
         return batch
 
-    def _read(self, shard: ShardLocation, skipper: "_Skipper | None") -> Generator[Sample, None, None]:
+    def _read(self, shard: ShardLocation, skipper: "Skipper | None") -> Generator[Sample, None, None]:
         samples = read_shard(shard, selection=self._selection, storage_options=self._storage_options)
         return samples if skipper is None else skipper.without_damage(samples, shard.url)
 
-    def _decoded(self, samples: Iterator[Sample], skipper: "_Skipper | None") -> Iterator[Sample]:
+    def _decoded(self, samples: Iterator[Sample], skipper: "Skipper | None") -> Iterator[Sample]:
         for sample in samples:
             try:
                 decoded = self._decode(sample)
@@ -276,59 +278,21 @@ class ShardStream(IterableDataset[Any]):
     def _warn(self) -> None:
         _, world_size = self._find_place()
         if world_size > 1:
-            warnings.warn(
+            _warn_user(
                 f"ShardStream deals whole shards to {world_size} ranks, so they have different numbers of batches. "
                 "What waits for all ranks at every step, as DistributedDataParallel does, hangs at an epoch's end; "
-                "stop all ranks after a number of batches that each of them has",
-                StreamWarning,
-                stacklevel=3,
+                "stop all ranks after a number of batches that each of them has"
             )
         if self.num_samples is None:
-            warnings.warn(
+            _warn_user(
                 "these shards are read without an index: cut shards are noticed, changed data is not, and there is no "
-                "exact resuming. 'shardkit index FOLDER' makes one; then give the folder instead of its shards",
-                StreamWarning,
-                stacklevel=3,
+                "exact resuming. 'shardkit index FOLDER' makes one; then give the folder instead of its shards"
             )
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has the environment of its rank, but not its torch.distributed.
         is_rank = distributed.is_available() and distributed.is_initialized()
         return {**self.__dict__, "_place": self._find_place() if is_rank else self._place}
-
-
-class _Skipper:
-    """Counts and reports what one iteration leaves out."""
-
-    def __init__(self, epochs: SharedEpochs, current: Pass, max_skipped: int) -> None:
-        self._epochs = epochs
-        self._current = current
-        self._max_skipped = max_skipped
-        self._reported: set[str] = set()
-
-    def skip_sample(self, url: str, error: ShardkitError) -> None:
-        if url not in self._reported:
-            self._reported.add(url)
-            _log.warning("skipped a sample; others of this shard are counted without a word: %s", error)
-        self._check(self._epochs.skip(self._current, samples=1), error)
-
-    def without_damage(self, samples: Iterator[Sample], url: str) -> Generator[Sample, None, None]:
-        try:
-            yield from samples
-        except ShardError as error:
-            _log.warning("skipped the rest of shard %s: %s", url, error)
-            self._check(self._epochs.skip(self._current, shards=1), error)
-
-    def _check(self, skipped: Skipped, error: ShardkitError) -> None:
-        if skipped.samples + skipped.shards > self._max_skipped:
-            raise TooManySkippedError(
-                f"epoch {self._current.epoch}: {skipped.samples:,} samples and {skipped.shards:,} shards were skipped, "
-                f"expected at most max_skipped={self._max_skipped:,}; repair the shards or raise it. The last: {error}",
-                url=error.url,
-                offset=error.offset,
-                key=error.key,
-                field=error.field,
-            ) from error
 
 
 def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> Iterator[T]:
@@ -396,3 +360,11 @@ def _checked_place(rank: int | str | None, world_size: int | str | None, where: 
     if not 0 <= place[0] < place[1]:
         raise ArgumentError(f"{where}: rank must be in [0, {place[1]}), got {place[0]}")
     return place
+
+
+def _warn_user(message: str) -> None:
+    """Warn at the line outside of shardkit that led here."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("shardkit."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, StreamWarning, stacklevel=level)

@@ -384,8 +384,9 @@ def test_several_ranks_are_warned_that_their_batches_differ(dataset):
 
 
 def test_shards_without_an_index_are_warned_of_and_a_dataset_is_not(shards, dataset):
-    with pytest.warns(StreamWarning, match="'shardkit index FOLDER'"):
+    with pytest.warns(StreamWarning, match="'shardkit index FOLDER'") as warned:
         assert ShardStream(shards).num_samples is None
+    assert [w.filename for w in warned] == [__file__]
     with mock.patch("warnings.warn") as warn:
         assert ShardStream(dataset).num_samples == 20
 
@@ -597,6 +598,16 @@ def test_standard_input_is_read_forward():
     done = subprocess.run(command, input=tar_of(samples_of(range(3))), capture_output=True, check=True)
 
     assert done.stdout.split() == [b"0000", b"0001", b"0002"]
+
+
+def test_standard_input_is_read_once():
+    program = "import shardkit; stream = shardkit.ShardStream('-'); [*stream]; [*stream]"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, input=tar_of(samples_of(range(3))), capture_output=True, check=False)
+
+    assert (
+        b"ArgumentError: standard input can be read once, and was; for more epochs, write it to a file" in done.stderr
+    )
 
 
 def test_standard_input_is_refused_in_workers():

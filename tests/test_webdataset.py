@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from shardkit.codecs import encode
 from shardkit.errors import ArgumentError, MissingExtraError, ShardError, TooManySkippedError
 from shardkit.sample import KEY, URL
+from shardkit.stream import StreamWarning
 from shardkit.webdataset import WebDataset
 from shardkit.writer import ShardWriter
 from tests.test_reader import tar
@@ -253,6 +254,13 @@ def test_ranks_share_the_shards(shards, monkeypatch):
         keys += keys_of(WebDataset(shards, shardshuffle=100))
 
     assert sorted(keys) == [f"{i:03d}" for i in range(40)]
+
+
+def test_a_warning_points_at_the_line_that_made_the_dataset(shards):
+    with pytest.warns(StreamWarning, match="without an index") as warned:
+        WebDataset(shards)
+
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_it_is_a_context_manager(shards):
