@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
+from typing import Any
 
 from shardkit.errors import DatasetError, UnfinishedDatasetError
 from shardkit.storage import Storage, join, split_url, storage_for
@@ -19,6 +20,8 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 UNFINISHED_NAME = "unfinished.json"
 SHARD_SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+_TYPES = {"fields": list, "classes": list, "columns": dict, "packed": dict, "unique_keys": bool, "block_samples": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +158,23 @@ class Manifest:
                     "upgrade shardkit, or make it again with 'shardkit index'",
                     url=where,
                 )
+            _check_types(data)
             shards = tuple(
                 Shard(s["url"], s["nsamples"], s["filesize"], s["tarsize"], s["sha256"], s["compression"], s["blocks"])
                 for s in data["shardlist"]
             )
             manifest = cls(
                 shards,
-                int(data["block_samples"]),
+                data["block_samples"],
                 tuple(data["fields"]),
-                bool(data["unique_keys"]),
+                data["unique_keys"],
                 tuple(data["classes"]),
-                dict(data["columns"]),
-                dict(data["packed"]),
+                data["columns"],
+                data["packed"],
                 url,
             )
             is_true = (manifest.digest, manifest.num_samples) == (data["digest"], data["samples"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DatasetError(
                 f"{where}: is not a manifest of shardkit ({type(error).__name__}: {error}); "
                 "fetch it again, or make it again with 'shardkit index'",
@@ -186,6 +190,22 @@ class Manifest:
             for shard in shards:
                 _check_inside(shard.url, where)
         return manifest
+
+
+def _check_types(data: dict[str, Any]) -> None:
+    """Check that a manifest's values are what they should be. Raises KeyError, TypeError or ValueError."""
+    for name, kind in _TYPES.items():
+        if type(data[name]) is not kind:
+            raise TypeError(f"{name} is {data[name]!r:.50}, expected {kind.__name__}")
+    texts = [*data["fields"], *data["classes"], *data["columns"].values()]
+    numbers = [data["block_samples"] - 1]
+    for shard in data["shardlist"]:
+        texts += (shard["url"], shard["sha256"], shard["compression"])
+        numbers += (shard["nsamples"], shard["filesize"], shard["tarsize"], shard["blocks"])
+    if not set(map(type, texts)) <= {str} or set(map(type, numbers)) != {int}:
+        raise TypeError("a name is not text, or a number is not an integer")
+    if min(numbers) < 0:
+        raise ValueError("a number is too small")
 
 
 def read_manifest(
