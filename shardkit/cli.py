@@ -18,6 +18,7 @@ from shardkit.errors import ArgumentError, ShardkitError
 from shardkit.output import (
     describe_manifest,
     describe_statistics,
+    format_ignored,
     format_manifest,
     format_report,
     format_sample,
@@ -139,8 +140,9 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     from shardkit.pack import pack as pack_source
 
     splits = {name: _share(name, share) for name, share in _pairs(split, "--split").items()} or None
+    files = _source(source, kind, labels, fields.split(",") if fields else None)
     manifests = pack_source(
-        _source(source, kind, labels, fields.split(",") if fields else None),
+        files,
         destination,
         shard_bytes=shard_bytes,
         shard_samples=shard_samples,
@@ -155,6 +157,8 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         resume=resume,
         overwrite=overwrite,
     )
+    if ignored := getattr(files, "ignored", ()):
+        typer.echo(format_ignored(ignored), err=True)
     if as_json:
         _print_json({name: describe_manifest(manifest) for name, manifest in manifests.items()})
         return

@@ -22,6 +22,9 @@ An error is built from one message, *where: what is, what was expected; what to 
 rebuilds a worker's exception from its message alone. The attributes are for programs and survive pickling.
 """
 
+import operator
+from typing import SupportsIndex
+
 
 class ShardkitError(Exception):
     """The root of everything that shardkit raises on purpose.
@@ -89,3 +92,28 @@ class TooManySkippedError(ShardkitError):
 
 class MissingExtraError(ShardkitError, ImportError):
     """An optional dependency is needed; the message says the one line that installs it."""
+
+
+def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) -> int:
+    """Return a whole number of any type, NumPy's too, as an int.
+
+    Args:
+        name: What it is called, for the message.
+        value: The number.
+        least: The smallest that is allowed.
+
+    Raises:
+        ArgumentError: It is no whole number, or is too small.
+
+    Example:
+        >>> import numpy as np
+        >>> check_whole("seed", np.uint8(7))
+        7
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} must be a whole number, got {value!r}") from None
+    if least is not None and number < least:
+        raise ArgumentError(f"{name} must be at least {least}, got {value!r}")
+    return number

@@ -1,6 +1,6 @@
 """What commands found, as text for people and as values for JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,12 @@ def format_manifest(manifest: "Manifest") -> str:
     """Return a line about a dataset."""
     samples, shards = _count(manifest.num_samples, "sample"), _count(len(manifest.shards), "shard")
     return f"{manifest.url}: {samples} in {shards}, {format_bytes(_stored_bytes(manifest))}"
+
+
+def format_ignored(paths: Sequence[str]) -> str:
+    """Return a line that says how many files of a source were not packed."""
+    were = "was" if len(paths) == 1 else "were"
+    return f"note: {_count(len(paths), 'file')} {were} not packed, for example {_plain(paths[0])}"
 
 
 def _stored_bytes(manifest: "Manifest") -> int:

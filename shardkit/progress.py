@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_PERIOD = 300.0  # seconds, over which a rate is taken: shards are done in bursts
+
 
 @contextmanager
 def track(
@@ -38,8 +40,10 @@ def track(
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=_PERIOD) as progress:
         task = progress.add_task(description, total=total, unit=unit, rate="")
+        progress.advance(task, 0)  # rates count from here, not from the first that is done
 
         def advance(count: int) -> None:
             progress.advance(task, count)

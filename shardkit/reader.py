@@ -77,6 +77,7 @@ def find_shards(
     """
     read = partial(read_manifest, storage_options=storage_options, allow_any_url=allow_any_url)
     several = [urls] if isinstance(urls, str | PathLike) else urls
+    several = list(several)
     found = [
         location
         for pattern in several
@@ -84,6 +85,9 @@ def find_shards(
         for location in _find(storage_for(url, storage_options), url, read)
     ]
     if not found:
+        if several:
+            names = ", ".join(str(fspath(url)) for url in several)
+            raise DatasetError(f"{names}: has no shards, because it was packed without samples; give another dataset")
         raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
     return found
 

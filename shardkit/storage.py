@@ -6,7 +6,9 @@ interface.
 """
 
 import contextlib
+import errno
 import io
+import operator
 import os
 import re
 import secrets
@@ -35,6 +37,7 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_LARGEST = 2**60  # so that sums of sizes fit into 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
@@ -226,7 +229,7 @@ class LocalStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
-            with temporary.open("xb") as file:
+            with temporary.open("xb") as file, _named(url):
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -260,6 +263,8 @@ def storage_for(url: str, storage_options: Mapping[str, object] | None = None) -
         >>> storage_for("shards/train").list("no such folder")
         []
     """
+    if "\0" in url:
+        raise ArgumentError(f"{url!r}: no file's name has a NUL character; correct it")
     scheme = _SCHEME.match(url)
     if scheme and scheme[1].lower() != "file":
         raise ArgumentError(
@@ -332,8 +337,8 @@ def parse_bytes(size: int | str) -> int:
         unit = _UNITS.get(match[2].upper()) if match else None
         number = int(float(match[1]) * unit) if match and unit else 0
     else:
-        number = size if isinstance(size, int) and not isinstance(size, bool) else 0
-    if number < 1:
+        number = 0 if isinstance(size, bool) or not hasattr(size, "__index__") else operator.index(size)
+    if not 1 <= number <= _LARGEST:
         raise ArgumentError(
             f"{size!r} is not a size; write a positive number of bytes, or text like '256MB' or '256MiB'"
         )
@@ -354,6 +359,17 @@ def format_bytes(size: float) -> str:
     else:
         unit = "TB"
     return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Say which file it was that a full disk cut short; the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = url
+        raise
 
 
 def _taken(url: str) -> DatasetExistsError:

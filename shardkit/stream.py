@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from shardkit.codecs import Decoder
 from shardkit.epochs import Pass, SharedEpochs, Skipped, Skipper
-from shardkit.errors import ArgumentError, CodecError, SampleError
+from shardkit.errors import ArgumentError, CodecError, SampleError, check_whole
 from shardkit.hashing import derive, mix64_array, shuffled
 from shardkit.pixels import IMAGE_FIELDS
 from shardkit.reader import ShardLocation, find_shards, read_shard
@@ -119,28 +119,25 @@ class ShardStream(IterableDataset[Any]):
         allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
-        for name, value, least in (
-            ("buffer_size", buffer_size, 1),
-            ("open_shards", open_shards, 1),
-            ("batch_size", 1 if batch_size is None else batch_size, 1),
-            ("max_skipped", max_skipped, 0),
-        ):
-            if value < least:
-                raise ArgumentError(f"{name} must be at least {least}, got {value!r}")
         if on_error not in ("raise", "skip"):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self._place = None if rank is None and world_size is None else _checked_place(rank, world_size, "arguments")
         self._selection = FieldSelection.parse(fields)
+        if not isinstance(decode, bool | Decoder):
+            raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
+        functions = transform.values() if isinstance(transform, Mapping) else [transform]
+        if transform is not None and not all(callable(function) for function in functions):
+            raise ArgumentError(f"transform is {transform!r}, expected a function, or a mapping of names to functions")
         self._decoder = (Decoder() if decode else None) if isinstance(decode, bool) else decode
         self._shuffle = shuffle
-        self._seed = seed
-        self._buffer_size = buffer_size
-        self._open_shards = open_shards
+        self._seed = check_whole("seed", seed)
+        self._buffer_size = check_whole("buffer_size", buffer_size, least=1)
+        self._open_shards = check_whole("open_shards", open_shards, least=1)
         self._transform = transform
-        self._batch_size = batch_size
+        self._batch_size = None if batch_size is None else check_whole("batch_size", batch_size, least=1)
         self._drop_last = drop_last
         self._skips = on_error == "skip"
-        self._max_skipped = max_skipped
+        self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._storage_options = storage_options
         self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
         self._epochs = SharedEpochs()
@@ -161,11 +158,9 @@ class ShardStream(IterableDataset[Any]):
             epoch: From 0.
 
         Raises:
-            ArgumentError: It is negative.
+            ArgumentError: It is negative, or no whole number.
         """
-        if epoch < 0:
-            raise ArgumentError(f"epoch must be at least 0, got {epoch!r}")
-        self._epochs.set_next(epoch)
+        self._epochs.set_next(check_whole("epoch", epoch, least=0))
 
     @property
     def skipped(self) -> Skipped:

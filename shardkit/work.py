@@ -3,15 +3,16 @@
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event as EventClass
 from typing import Literal, Protocol, TypeVar
 
-from shardkit.errors import ArgumentError
+from shardkit.errors import ArgumentError, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -56,8 +57,8 @@ class Workers:
         worker_type: Literal["thread", "process"] = "thread",
         executor: Executor | None = None,
     ) -> None:
-        if num_workers is not None and num_workers < 1:
-            raise ArgumentError(f"num_workers must be at least 1, got {num_workers!r}")
+        if num_workers is not None:
+            num_workers = check_whole("num_workers", num_workers, least=1)
         if worker_type not in ("thread", "process"):
             raise ArgumentError(f"worker_type must be 'thread' or 'process', got {worker_type!r}")
         self._count = num_workers or len(os.sched_getaffinity(0))
@@ -97,7 +98,8 @@ def _submit(
     try:
         while True:
             for task in islice(remaining, window - len(pending)):
-                pending.add(executor.submit(task.run, stop) if in_threads else executor.submit(_run, task))
+                with _uninterrupted():
+                    pending.add(executor.submit(task.run, stop) if in_threads else executor.submit(_run, task))
             if not pending:
                 return
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -106,6 +108,16 @@ def _submit(
     finally:
         stop.set()
         wait([future for future in pending if not future.cancel()])
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C for a moment. Processes begun meanwhile never see it: they would print what they were at."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 _worker_stop: StopSign = threading.Event()  # in a process of our own, set by the parent

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import parse_compression
-from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, SampleError
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, SampleError, check_whole
 from shardkit.hashing import hash_key
 from shardkit.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
@@ -311,9 +311,7 @@ def too_large(key: str, size: int, shard_bytes: int) -> SampleError:
 
 def check_shard_samples(shard_samples: int | None) -> int | None:
     """Return ``shard_samples`` if it is None or a positive number."""
-    if shard_samples is not None and shard_samples < 1:
-        raise ArgumentError(f"shard_samples must be at least 1, got {shard_samples!r}")
-    return shard_samples
+    return None if shard_samples is None else check_whole("shard_samples", shard_samples, least=1)
 
 
 def clean_destination(destination: str | os.PathLike[str]) -> str:
@@ -322,11 +320,12 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     Raises:
         ArgumentError: It has no name that shards could be called by.
     """
-    folder = os.fspath(destination).rstrip("/")
-    if dataset_name(folder) in ("", ".", ".."):
+    folder = str(os.fspath(destination)).rstrip("/")
+    name = dataset_name(folder)
+    if isinstance(destination, bytes) or name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
         raise ArgumentError(
             f"destination {os.fspath(destination)!r}: has no name that shards could be called by; "
-            "name a folder, like 'shards/train'"
+            "name a folder, like 'shards/train', without backslash and colon"
         )
     return folder
 

@@ -289,6 +289,15 @@ def test_pack_packs_class_folders_and_says_what_it_did(photos, tmp_path):
     assert invoke("verify", tmp_path / "out/train").exit_code == 0
 
 
+def test_pack_says_how_many_files_it_left_out(photos, tmp_path):
+    (photos / "cat" / "no\nname.heic").write_bytes(b"...")
+
+    result = invoke("pack", photos, tmp_path / "out", "--kind", "images", "--json")
+
+    assert result.stderr == "note: 1 file was not packed, for example cat/no\\nname.heic\n"
+    assert json.loads(result.stdout)["out"]["samples"] == 20
+
+
 def test_pack_packs_shards_again_and_prints_json(originals, tmp_path):
     result = invoke("pack", originals["none"], tmp_path / "again", "--compression", "zst", "--no-shuffle", "--json")
 

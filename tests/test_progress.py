@@ -2,6 +2,7 @@
 
 import io
 import re
+from itertools import count
 
 import pytest
 
@@ -33,3 +34,17 @@ def test_a_terminal_shows_what_is_done_how_much_how_fast_and_how_long(monkeypatc
 @pytest.mark.parametrize(("file", "enabled"), [(io.StringIO, True), (Terminal, False)])
 def test_what_is_no_terminal_or_not_asked_shows_nothing(monkeypatch, file, enabled):
     assert shown_on(file(), monkeypatch, enabled=enabled) == ""
+
+
+def test_the_rate_counts_from_the_start_though_many_are_done_at_once(monkeypatch):
+    clock = count(0, 10)  # ten seconds from one look to the next
+    monkeypatch.setattr("rich.console.monotonic", lambda: next(clock))
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with track("packing", total=200) as advance:
+        advance(50)
+    one_step = re.findall(r"([\d,]+)/s", terminal.getvalue())
+
+    assert one_step and int(one_step[-1]) <= 5
