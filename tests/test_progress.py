@@ -47,4 +47,5 @@ def test_the_rate_counts_from_the_start_though_many_are_done_at_once(monkeypatch
         advance(50)
     one_step = re.findall(r"([\d,]+)/s", terminal.getvalue())
 
-    assert one_step and int(one_step[-1]) <= 5
+    assert one_step
+    assert int(one_step[-1]) <= 5
