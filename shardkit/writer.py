@@ -325,7 +325,7 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     if isinstance(destination, bytes) or name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
         raise ArgumentError(
             f"destination {os.fspath(destination)!r}: has no name that shards could be called by; "
-            "name a folder, like 'shards/train', without backslash and colon"
+            "name a folder, like 'shards/train', without backslash or colon or a hyphen first"
         )
     return folder
 
