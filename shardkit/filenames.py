@@ -6,11 +6,14 @@ leading underscores of parts that readers would skip. So different files have di
 differ only in their extension, it becomes part of their keys (``a%2Ejpg``, ``a%2Epng``).
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from shardkit.errors import SampleError, SourceError
 from shardkit.sample import check_fields, check_key
+
+_PLAIN = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")  # most names
 
 
 def split_extension(path: str) -> tuple[str, str]:
@@ -26,6 +29,8 @@ def split_extension(path: str) -> tuple[str, str]:
 
 def escape_key(stem: str) -> str:
     """Return a key for a path without extension. It is one to one, and leaves valid keys without ``%`` as they are."""
+    if _PLAIN.fullmatch(stem):
+        return stem
     parts = stem.split("/")
     parts[-1] = "".join(f"%{ord('.'):X}" if c == "." else c for c in _escape_part(parts[-1]))
     return "/".join([*(_escape_part(part) for part in parts[:-1]), parts[-1]])
@@ -47,14 +52,10 @@ def _escape_part(part: str) -> str:
 
 def distinct_keys(paths: Sequence[str]) -> list[str]:
     """Return a key for each path; those that would be equal get the extension into the key."""
-    short = [escape_key(split_extension(path)[0]) for path in paths]
-    full = [escape_key(path) for path in paths]
-    keys = short
-    while True:
+    keys = [escape_key(split_extension(path)[0]) for path in paths]
+    while len(set(keys)) < len(keys):
         count = Counter(keys)
-        if len(count) == len(keys):
-            break
-        keys = [f if count[k] > 1 else k for k, f in zip(keys, full, strict=True)]
+        keys = [escape_key(path) if count[key] > 1 else key for key, path in zip(keys, paths, strict=True)]
     for key, path in zip(keys, paths, strict=True):
         check_names(key, ["jpg"], path)
     return keys

@@ -167,6 +167,14 @@ def member_size(name: str, size: int) -> int:
         >>> member_size("0001.jpg", 60_123)
         60928
     """
+    if (
+        len(name) <= 100
+        and name.isascii()
+        and name.isprintable()
+        and name[-1:] not in ("", "/")
+        and 0 <= size < 1 << 32
+    ):
+        return BLOCK_BYTES + size + -size % BLOCK_BYTES  # a third of the time, for what nearly all are
     return len(member_header(name, size)) + size + padding(size)
 
 

@@ -8,6 +8,7 @@ without the rows.
 """
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -29,6 +30,7 @@ INDEX_VERSION = 1
 METADATA_KEY = b"shardkit"
 OFFSET = "__offset__"
 SIZE = "__size__"
+PARTS = ("offset", "size", "crc32")
 ROW_GROUP_ROWS = 65_536
 
 MAX_BLOCK_SAMPLES = 1024
@@ -88,10 +90,12 @@ class ShardFacts:
 class IndexBuilder:
     """Collects the rows of one shard's index, a row group at a time, so that it stays small beside the shard."""
 
-    _rows: dict[str, list[Any]] = field(default_factory=dict)
-    _count: int = 0
-    _tables: list["pa.Table"] = field(default_factory=list)
     fields: set[str] = field(default_factory=set)
+    _keys: list[str] = field(default_factory=list)
+    _places: "array[int]" = field(default_factory=lambda: array("q"))  # offset and size of every sample
+    _members: "dict[str, array[int]]" = field(default_factory=dict)  # by field: row, offset, size and CRC-32
+    _others: dict[str, list[Any]] = field(default_factory=dict)  # source and promoted columns
+    _tables: list["pa.Table"] = field(default_factory=list)
 
     def add(
         self,
@@ -113,56 +117,58 @@ class IndexBuilder:
             columns: Values of the promoted columns.
             source: The file that it was made of.
         """
-        rows, count = self._rows, self._count
-        self._put(KEY, key)
-        self._put(OFFSET, offset)
-        self._put(SIZE, size)
+        row = len(self._keys)
+        self._keys.append(key)
+        self._places.extend((offset, size))
         for name, data_offset, data_size, crc in members:
-            if name not in self.fields:
+            places = self._members.get(name)
+            if places is None:
+                places = self._members[name] = array("q")
                 self.fields.add(name)
-            self._put(name + ":offset", data_offset)
-            self._put(name + ":size", data_size)
-            self._put(name + ":crc32", crc)
-        if source is not None:
-            self._put(SOURCE, source)
-        for name, value in (columns or {}).items():
-            self._put(name, value)
-        self._count = count = count + 1
-        for values in rows.values():
-            if len(values) < count:
-                values.append(None)
-        if count == ROW_GROUP_ROWS:
+            places.extend((row, data_offset, data_size, crc))
+        if columns or source is not None or self._others:
+            self._add_others({**(columns or {}), SOURCE: source})
+        if row + 1 == ROW_GROUP_ROWS:
             self._flush()
 
-    def _put(self, column: str, value: object) -> None:
-        values = self._rows.get(column)
-        if values is None:
-            values = self._rows[column] = [None] * self._count
-        values.append(value)
+    def _add_others(self, values: Mapping[str, object]) -> None:
+        row = len(self._keys) - 1
+        for name in values.keys() - self._others.keys():
+            self._others[name] = [None] * row
+        for name, column in self._others.items():
+            column.append(values.get(name))
 
     def _flush(self) -> None:
         import pyarrow as pa
 
-        types = {KEY: pa.string(), SOURCE: pa.string()}
-        arrays = {}
-        for name, values in self._rows.items():
-            known = types.get(name) or (pa.uint32() if name.endswith(":crc32") else pa.int64() if ":" in name else None)
+        places = np.array(self._places).reshape(-1, 2)
+        arrays = {KEY: pa.array(self._keys, type=pa.string()), OFFSET: places[:, 0], SIZE: places[:, 1]}
+        for name, numbers in self._members.items():
+            rows, *parts = np.array(numbers).reshape(-1, 4).T
+            missing = np.ones(len(places), dtype=np.bool_)
+            missing[rows] = False
+            for part, values in zip(PARTS, parts, strict=True):
+                column = np.zeros(len(places), dtype=np.int64)
+                column[rows] = values
+                kind = pa.uint32() if part == "crc32" else pa.int64()
+                arrays[f"{name}:{part}"] = pa.array(column, type=kind, mask=missing)
+        for name, others in self._others.items():
             try:
-                arrays[name] = pa.array(values, type=known)
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                arrays[name] = pa.array(others, type=pa.string() if name == SOURCE else None)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as error:
                 raise ArgumentError(
-                    f"column {name!r}: its values have no common type ({error}); return one type, or None"
+                    f"column {name!r}: its values have no common type, or none of Arrow's ({error}); return one or None"
                 ) from error
+        if not any(self._others.get(SOURCE, ())):
+            arrays.pop(SOURCE, None)
         self._tables.append(pa.table(arrays))
-        self._rows, self._count = {}, 0
+        self._keys, self._places, self._members, self._others = [], array("q"), {}, {}
 
     def table(self) -> "pa.Table":
         """Return all rows. Columns: key, offset and size first, then the fields sorted, then the promoted columns."""
         import pyarrow as pa
 
-        if self._count or not self._tables:
-            for column in (KEY, OFFSET, SIZE):
-                self._rows.setdefault(column, [])
+        if self._keys or not self._tables:
             self._flush()
         try:
             table = pa.concat_tables(self._tables, promote_options="permissive")
@@ -170,7 +176,7 @@ class IndexBuilder:
             raise ArgumentError(
                 f"columns: their values have no common type ({error}); return one type, or None"
             ) from error
-        parts = [f"{name}:{part}" for name in sorted(self.fields) for part in ("offset", "size", "crc32")]
+        parts = [f"{name}:{part}" for name in sorted(self.fields) for part in PARTS]
         first = [KEY, OFFSET, SIZE, *parts]
         return table.select([*first, *sorted(set(table.column_names) - set(first))])
 
@@ -240,6 +246,8 @@ class ShardIndex:
             blocks = described.pop("blocks")
             self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
             self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
+        except PermissionError:
+            raise
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise DatasetError(
                 f"{url}: is not an index of shardkit ({type(error).__name__}: {error}); "

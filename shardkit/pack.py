@@ -161,11 +161,11 @@ class _Pack:
         for target in self._targets.values():
             target.announce()
         if isinstance(source, ListedSource):
-            return Spill.of(self._spill_listed(source, spill))
+            return Spill(self._spill_listed(source, spill))
         samples = source if transform is None else _transformed(source, transform)
         with track("reading", total=None, enabled=self._progress) as advance:
             encoded = _counted((encode_sample(s) for s in samples), advance)
-            return Spill.of(list(write_segments(spill, encoded, shard_bytes=self._request.shard_bytes)))
+            return Spill(list(write_segments(spill, encoded, shard_bytes=self._request.shard_bytes)))
 
     def _spill_listed(self, source: ListedSource, spill: str) -> list[Segment]:
         """Encode a listed source with a transform, in parallel; segments that an earlier call finished are kept."""

@@ -23,6 +23,7 @@ RESERVED = frozenset({KEY, URL, SOURCE})
 MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
 
 _SKIPPED = re.compile(r"(?:\A|/)__[^/]*__(?:/|\Z)")
+_PLAIN_KEY = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")  # most keys
 _FIELD = re.compile(r"[^_.\s;?:/][^.\s;?:/]*(?:\.[^.\s;?:/]+)*\Z")
 
 
@@ -61,6 +62,8 @@ def check_key(key: object) -> str:
         raise SampleError(
             f"key {key!r}: is {type(key).__name__}, expected text; convert it, for example with f'{{i:08d}}'"
         )
+    if len(key) <= MAX_KEY_BYTES and _PLAIN_KEY.fullmatch(key):
+        return key
     parts = key.split("/")
     problem = ""
     if not key:

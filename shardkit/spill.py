@@ -1,8 +1,8 @@
 """Samples of unknown size, encoded once into files on disk, so that a plan can be made from their sizes.
 
 A spill is a few segments. A segment is a file of records, each a JSON header (key, source, fields and sizes) and the
-fields' bytes, followed by three arrays: the records' sizes, the samples' sizes in a tar, the hashes of their keys.
-Only the arrays are kept in memory: 24 bytes a sample.
+fields' bytes, followed by a table: where each record begins, the sample's size in a tar, the hash of its key. Only
+the tables are kept in memory: 24 bytes a sample.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,8 @@ from shardkit.writer import too_large
 SPILL_NAME = f"{TEMPORARY_PREFIX}spill"
 SEGMENT_BYTES = 256_000_000
 _HEADER = struct.Struct("<I")
-_FOOTER = struct.Struct("<QQ64s64s")  # where the arrays begin, number of samples, content, fingerprint
-_DTYPE = np.dtype([("record", "<u8"), ("tar", "<u8"), ("hash", "<u8")])
+_FOOTER = struct.Struct("<QQ64s64s")  # where the table begins, number of samples, content, fingerprint
+_DTYPE = np.dtype([("offset", "<i8"), ("tar", "<i8"), ("hash", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,14 @@ class Segment:
         url: The file.
         content: SHA-256 of its records, in hexadecimal.
         fingerprint: What it was made of: SHA-256 in hexadecimal; empty if that is not known.
-        samples: Sizes and hashes, a structured array: record, tar, hash; (samples,).
+        end: Where the last record ends.
+        samples: The table, a structured array: offset, tar, hash; (samples,).
     """
 
     url: str
     content: str
     fingerprint: str
+    end: int
     samples: npt.NDArray[np.void]
 
 
@@ -57,6 +59,7 @@ def write_segment(url: str, samples: Iterable[EncodedSample], *, shard_bytes: in
     content = hashlib.sha256()
     rows: list[tuple[int, int, int]] = []
     parts: list[npt.NDArray[np.void]] = []
+    end = 0
     with storage_for(url).create(url, overwrite=True) as file:
         for key, members, source in samples:
             sizes = [(name, len(data)) for name, data in members]
@@ -67,16 +70,16 @@ def write_segment(url: str, samples: Iterable[EncodedSample], *, shard_bytes: in
             record = b"".join([_HEADER.pack(len(header)), header, *(data for _, data in members)])
             content.update(record)
             file.write(record)
-            rows.append((len(record), size, hash_key(key)))
+            rows.append((end, size, hash_key(key)))
+            end += len(record)
             if len(rows) == 1 << 16:
                 parts.append(np.array(rows, dtype=_DTYPE))
                 rows = []
         parts.append(np.array(rows, dtype=_DTYPE))
         table = np.concatenate(parts)
-        end = file.tell()
         file.write(table.tobytes())
         file.write(_FOOTER.pack(end, len(table), content.hexdigest().encode(), fingerprint.encode()))
-    return Segment(url, content.hexdigest(), fingerprint, table)
+    return Segment(url, content.hexdigest(), fingerprint, end, table)
 
 
 def read_segment(url: str) -> Segment | None:
@@ -89,7 +92,7 @@ def read_segment(url: str) -> Segment | None:
             table = np.frombuffer(file.read(count * _DTYPE.itemsize), dtype=_DTYPE)
     except FileNotFoundError:
         return None
-    return Segment(url, content.decode(), fingerprint.rstrip(b"\0").decode(), table)
+    return Segment(url, content.decode(), fingerprint.rstrip(b"\0").decode(), end, table)
 
 
 def write_segments(folder: str, samples: Iterable[EncodedSample], *, shard_bytes: int) -> Iterator[Segment]:
@@ -116,9 +119,8 @@ def segment_url(folder: str, number: int) -> str:
     return join(folder, f"{number:06d}.segment")
 
 
-@dataclass
 class Spill:
-    """Encoded samples on disk, read by position. It is small to pickle after ``take``.
+    """Encoded samples on disk, read by position.
 
     Attributes:
         tar_sizes: The bytes that each sample takes in a tar: int64, (samples,).
@@ -126,55 +128,43 @@ class Spill:
         digest: A hash of all samples and their order.
     """
 
-    urls: Sequence[str]
-    _segment: npt.NDArray[np.int32] = field(repr=False)
-    _offset: npt.NDArray[np.int64] = field(repr=False)
-    _size: npt.NDArray[np.int64] = field(repr=False)
-    tar_sizes: npt.NDArray[np.int64] = field(repr=False)
-    hashes: UInt64Array = field(repr=False)
-    digest: str = ""
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._urls = [segment.url for segment in segments]
+        self._ends = np.array([segment.end for segment in segments], dtype=np.int64)
+        self._last = np.cumsum([len(segment.samples) for segment in segments], dtype=np.int64) - 1
+        self._table = np.concatenate([np.zeros(0, dtype=_DTYPE), *(segment.samples for segment in segments)])
+        self.tar_sizes: npt.NDArray[np.int64] = self._table["tar"]
+        self.hashes: UInt64Array = self._table["hash"]
+        self.digest = hashlib.sha256("".join(segment.content for segment in segments).encode()).hexdigest()
 
-    @classmethod
-    def of(cls, segments: Sequence[Segment]) -> "Spill":
-        """Return the spill that segments make, in their order."""
-        counts = [len(s.samples) for s in segments]
-        sizes = [s.samples["record"].astype(np.int64) for s in segments]
-        nothing = np.zeros(0, dtype=_DTYPE)
-        digest = hashlib.sha256("".join(s.content for s in segments).encode()).hexdigest()
-        return cls(
-            urls=[s.url for s in segments],
-            _segment=np.repeat(np.arange(len(segments), dtype=np.int32), counts),
-            _offset=np.concatenate([np.zeros(0, np.int64), *(np.cumsum(size) - size for size in sizes)]),
-            _size=np.concatenate([np.zeros(0, np.int64), *sizes]),
-            tar_sizes=np.concatenate([nothing["tar"], *(s.samples["tar"] for s in segments)]).astype(np.int64),
-            hashes=np.concatenate([nothing["hash"], *(s.samples["hash"] for s in segments)]),
-            digest=digest,
-        )
-
-    def __len__(self) -> int:
-        return len(self._size)
-
-    def take(self, positions: npt.NDArray[np.int64]) -> "Spill":
+    def take(self, positions: npt.NDArray[np.int64]) -> "SpillPart":
         """Return some of the samples, in that order."""
-        return Spill(
-            self.urls,
-            self._segment[positions],
-            self._offset[positions],
-            self._size[positions],
-            np.zeros(0, np.int64),
-            np.zeros(0, np.uint64),
-        )
+        segment = np.searchsorted(self._last, positions)
+        is_last = self._last[segment] == positions
+        following = self._table["offset"][np.where(is_last, 0, positions + 1)]
+        begin = self._table["offset"][positions]
+        size = np.where(is_last, self._ends[segment], following) - begin
+        return SpillPart(self._urls, segment.astype(np.int32), begin, size)
 
     def key(self, position: int) -> str:
         """Return a sample's key."""
-        sample = next(iter(self.take(np.array([position]))))
-        return sample.key
+        return next(iter(self.take(np.array([position])))).key
+
+
+@dataclass(frozen=True, slots=True)
+class SpillPart:
+    """Some samples of a spill: for each its segment, and its record's offset and size."""
+
+    urls: Sequence[str]
+    segments: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
 
     def __iter__(self) -> Iterator[EncodedSample]:
         """Yield the samples, one read each."""
         descriptors = [os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC) for url in self.urls]
         try:
-            segments, offsets, sizes = self._segment.tolist(), self._offset.tolist(), self._size.tolist()
+            segments, offsets, sizes = self.segments.tolist(), self.offsets.tolist(), self.sizes.tolist()
             for segment, offset, size in zip(segments, offsets, sizes, strict=True):
                 record = os.pread(descriptors[segment], size, offset)
                 if len(record) != size:

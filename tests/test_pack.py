@@ -32,6 +32,7 @@ from shardkit.pack import pack
 from shardkit.reader import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.sources import FileFolder, ImageFolder
+from shardkit.spill import SPILL_NAME
 from shardkit.storage import LocalStorage
 from shardkit.stream import ShardStream
 from shardkit.tar import END_OF_ARCHIVE
@@ -392,7 +393,7 @@ class MeetInProcesses:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_one_and_four_processes_that_work_at_the_same_time_give_the_same_bytes(tmp_path, images):
-    options = {"shard_samples": 5, "worker_type": "process", "transform": label_as_text}
+    options = {"shard_samples": 5, "worker_type": "process"}
     quiet(
         ImageFolder(images), tmp_path / "one/ds", **options | {"num_workers": 1, "worker_type": "thread"},
         columns={"label": MeetInProcesses(None)},
@@ -402,10 +403,6 @@ def test_one_and_four_processes_that_work_at_the_same_time_give_the_same_bytes(t
         quiet(ImageFolder(images), tmp_path / "four/ds", **options, num_workers=4, columns={"label": column})
 
     assert contents(tmp_path / "four/ds") == contents(tmp_path / "one/ds")
-
-
-def label_as_text(sample):
-    return sample | {"txt": f"class {sample['cls']}"}
 
 
 @pytest.mark.multiprocess
@@ -528,10 +525,13 @@ def label(sample):
         os.write(1, b"at work\\n")
     return sample["cls"]
 
+def transform(sample):
+    return sample | {"txt": "hello"}
+
 if __name__ == "__main__":
     _, images, destination, worker_type = sys.argv
     pack(ImageFolder(images), destination, shard_samples=1, compression="none", num_workers=2,
-         worker_type=worker_type, columns={"label": label}, progress=False)
+         worker_type=worker_type, columns={"label": label}, transform=transform, progress=False)
     print("done")
 """
 
@@ -566,7 +566,7 @@ def test_a_script_that_is_interrupted_or_killed_goes_on_when_it_is_run_again(tmp
     if stop == signal.SIGINT:
         assert errors.count("Traceback") == 1
         assert errors.rstrip().endswith("KeyboardInterrupt")
-        assert not list((tmp_path / "a/ds").glob(".*"))
+        assert {p.name for p in (tmp_path / "a/ds").rglob(".*")} == {SPILL_NAME}  # kept for the next call
     with start_script(tmp_path, *arguments) as process:
         rest, errors = process.communicate()
     assert errors == ""
