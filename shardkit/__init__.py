@@ -38,6 +38,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     records       samples of a source, encoded when needed
     spill         samples of unknown size, on disk meanwhile
     resume        what an earlier pack left
+    lock          one pack at a time in a folder
     work          tasks in threads, processes, executors
     pack          a source -> a dataset: shuffled, levelled, split
 

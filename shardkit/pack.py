@@ -20,14 +20,15 @@ import numpy as np
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import Compression, parse_compression
-from shardkit.errors import ArgumentError, DatasetExistsError, ShardkitError, SourceError
+from shardkit.errors import ArgumentError, ShardkitError, SourceError, check_whole
 from shardkit.hashing import Permutation, derive
 from shardkit.index import choose_block_samples
-from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, read_manifest
+from shardkit.lock import exclusive
+from shardkit.manifest import Manifest, read_manifest
 from shardkit.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.progress import track
 from shardkit.records import ListedPart, ListedRecords, Records, Transform, apply_transform
-from shardkit.resume import Request, Target, describe_function
+from shardkit.resume import Request, Target, check_apart, describe_function, refuse_dataset
 from shardkit.sample import Sample
 from shardkit.shard_source import ShardSource
 from shardkit.shards import (
@@ -133,8 +134,13 @@ class _Pack:
         }
 
     def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
+        check_apart(self._source, [target.folder for target in self._targets.values()])
+        with exclusive([self._folder, *(target.folder for target in self._targets.values())]):
+            return self._run(resume=resume, overwrite=overwrite)
+
+    def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         if self._request.splits is not None:
-            _refuse_dataset(self._folder)
+            refuse_dataset(self._folder)
         for target in self._targets.values():
             target.claim(resume=resume, overwrite=overwrite)
         listed = isinstance(self._source, ListedSource)
@@ -281,16 +287,6 @@ class _Pack:
         return choose_compression(data for sample in records.take(some) for _, data in sample.members)
 
 
-def _refuse_dataset(folder: str) -> None:
-    for name in (MANIFEST_NAME, UNFINISHED_NAME):
-        if name in storage_for(folder).list(folder):
-            raise DatasetExistsError(
-                f"{folder}: is a dataset itself ({name} stands in it), so splits cannot be written below it; "
-                "choose another folder, or delete it",
-                url=folder,
-            )
-
-
 def _transformed(samples: Iterable[Mapping[str, Any]], transform: Transform) -> Iterator[Sample]:
     for sample in samples:
         changed = apply_transform(transform, dict(sample))
@@ -385,7 +381,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     request = Request(
         shard_bytes=parse_bytes(shard_bytes),
         shard_samples=check_shard_samples(shard_samples),
-        seed=int(seed) if shuffle else None,
+        seed=check_whole("seed", seed) if shuffle else None,
         compression=compression if compression == "auto" else _spelled(parse_compression(compression)),
         block_bytes=parse_bytes(block_bytes),
         columns=ColumnMaker(columns).columns,

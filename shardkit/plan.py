@@ -150,7 +150,7 @@ def assign_splits(
     """
     if split_by is not None:
         hashes = np.fromiter(
-            (hash_key(split_by(keys(i))) for i in range(len(hashes))), dtype=np.uint64, count=len(hashes)
+            (hash_key(str(split_by(keys(i)))) for i in range(len(hashes))), dtype=np.uint64, count=len(hashes)
         )
     uniform = (mix64_array(hashes ^ np.uint64(_SPLIT_DOMAIN)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     bounds = np.cumsum(list(splits.values()))[:-1]

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from shardkit.columns import Column
 from shardkit.compress import Compression
-from shardkit.errors import DatasetError, DatasetExistsError
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError
 from shardkit.index import read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.records import Transform
@@ -143,6 +143,29 @@ class Target:
             "that wrote it, or pass overwrite=True to replace it",
             url=self.folder,
         )
+
+
+def refuse_dataset(folder: str) -> None:
+    """Check that a folder whose folders become datasets is not one itself. Raises DatasetExistsError."""
+    for name in (MANIFEST_NAME, UNFINISHED_NAME):
+        if name in storage_for(folder).list(folder):
+            raise DatasetExistsError(
+                f"{folder}: is a dataset itself ({name} stands in it), so splits cannot be written below it; "
+                "choose another folder, or delete it",
+                url=folder,
+            )
+
+
+def check_apart(source: object, folders: Iterable[str]) -> None:
+    """Check that no target lies where the source is read from: overwriting it would destroy it.
+
+    Raises:
+        ArgumentError: One does.
+    """
+    overlaps = getattr(source, "overlaps", None)
+    for folder in folders:
+        if overlaps is not None and overlaps(folder):
+            raise ArgumentError(f"{folder}: lies where the samples are read from; choose another folder")
 
 
 def describe_function(function: Callable[..., object] | None) -> str | None:

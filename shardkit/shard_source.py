@@ -17,7 +17,7 @@ from shardkit.index import OFFSET, SIZE, read_index
 from shardkit.manifest import read_manifest
 from shardkit.reader import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample
-from shardkit.storage import split_url, storage_for
+from shardkit.storage import STDIN, local_path, split_url, storage_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,6 +78,10 @@ class ShardSource:
                     if not self._filter(DecodedView(sample[KEY], fields, decoder)):
                         continue
                 yield {name: value for name, value in sample.items() if value is not None}
+
+    def overlaps(self, folder: str) -> bool:
+        """Say whether some of the shards lie in a folder."""
+        return _lie_in(self._locations, folder)
 
     def listed(self) -> "ListedShards | None":
         """Return the same samples as a source that reads by position; None where that cannot be."""
@@ -180,10 +184,19 @@ class ListedShards:
         """Return a source of some of the samples, in that order."""
         return ListedShards(self._locations, self._rows.take(list(positions)), self._selection, self.classes)
 
+    def overlaps(self, folder: str) -> bool:
+        """Say whether some of the shards lie in a folder."""
+        return _lie_in(self._locations, folder)
+
     def fingerprint(self) -> str:
         """Return a hash of the shards' names and checksums, and of the fields taken."""
         shards = [(split_url(at.url)[1], at.shard.sha256 if at.shard else "") for at in self._locations]
         return hashlib.sha256(repr((shards, self._selection)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _lie_in(locations: Sequence[ShardLocation], folder: str) -> bool:
+    written = local_path(folder).resolve()
+    return any(local_path(split_url(at.url)[0]).resolve() == written for at in locations if at.url != STDIN)
 
 
 def _common_classes(locations: Sequence[ShardLocation]) -> tuple[str, ...]:

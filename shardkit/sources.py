@@ -19,11 +19,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from shardkit.errors import ArgumentError, SourceError
 from shardkit.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
 from shardkit.sample import KEY, SOURCE, Sample
+from shardkit.storage import local_path
 
 IMAGE_FIELDS = {
     ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
     ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
 }  # fmt: skip
+
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|nan|NaN")
 
 
 @runtime_checkable
@@ -122,6 +127,11 @@ class _Files:
             _files=[self._files[p] for p in positions],
             _labels=None if self._labels is None else [self._labels[p] for p in positions],
         )
+
+    def overlaps(self, folder: str) -> bool:
+        """Say whether what is written to a folder would lie among these files."""
+        read, written = Path(self.folder).resolve(), local_path(folder).resolve()
+        return read == written or read in written.parents
 
     def fingerprint(self) -> str:
         """Return a hash of all keys, labels, paths, sizes and times of modification."""
@@ -334,21 +344,32 @@ def _read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Ma
     path = Path(labels)
     if path.suffix.lower() == ".json":
         try:
-            data = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
+            data = json.loads(path.read_text("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{path}: is not JSON ({error})") from error
         if not isinstance(data, dict):
             raise SourceError(f"{path}: holds a {type(data).__name__}, expected an object of path and label")
         return data
     if path.suffix.lower() != ".csv":
         raise ArgumentError(f"labels {os.fspath(path)!r}: expected a mapping, a .csv or a .json file")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
-    table: dict[str, int | str] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path}: is no CSV in UTF-8 ({error}); save it as that") from error
+    table: dict[str, str] = {}
     for number, row in enumerate(rows[1:], start=2):
-        if len(row) < 2 or row[0] in table:
+        label = row[1].strip() if len(row) > 1 else ""
+        if not label or row[0] in table:
             raise SourceError(f"{path}: line {number}: expected a path not named before and its label, got {row!r}")
-        table[row[0]] = row[1]
-    if all(re.fullmatch("-?[0-9]{1,18}", str(label)) for label in table.values()):
-        return {name: int(label) for name, label in table.items()}
+        table[row[0]] = label
+    numbers = {name: int(label) for name, label in table.items() if _WHOLE.fullmatch(label)}
+    if len(numbers) == len(table):
+        return numbers
+    for name, label in table.items():  # as names they would be numbered anew, in another order
+        if _NUMBER.fullmatch(label):
+            raise SourceError(
+                f"{path}: the label of {name} is {label!r}, and not all labels are whole numbers; write them "
+                "all as whole numbers, or all as names"
+            )
     return table

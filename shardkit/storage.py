@@ -23,6 +23,7 @@ from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardErr
 TEMPORARY_PREFIX = ".shardkit-"
 """Every temporary file begins so; listings leave them out."""
 
+LOCK_NAME = f"{TEMPORARY_PREFIX}lock"
 STDIN = "-"
 
 _UNITS = {
@@ -297,7 +298,7 @@ def remove_temporary_files(folder: str) -> None:
     """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
     path = local_path(folder)
     for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
-        if leftover.is_file():
+        if leftover.is_file() and leftover.name != LOCK_NAME:
             leftover.unlink(missing_ok=True)
 
 
