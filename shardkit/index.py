@@ -234,7 +234,9 @@ class ShardIndex:
 
         self.url = url
         try:
-            self._parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            # Neither here nor in rows() may pyarrow start threads: those that are left when a short program ends abort
+            # it ("terminate called without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
+            self._parquet = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
             described = json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY])
             version = described.pop("version")
             if version != INDEX_VERSION:
@@ -287,7 +289,7 @@ class ShardIndex:
         names = self._parquet.schema_arrow.names
         wanted = None if columns is None else [name for name in columns if name in names]
         try:
-            return self._parquet.read(columns=wanted)
+            return self._parquet.read(columns=wanted, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(
                 f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
