@@ -159,7 +159,7 @@ class IndexBuilder:
                 raise ArgumentError(
                     f"column {name!r}: its values have no common type, or none of Arrow's ({error}); return one or None"
                 ) from error
-        if not any(self._others.get(SOURCE, ())):
+        if all(source is None for source in self._others.get(SOURCE, ())):
             arrays.pop(SOURCE, None)
         self._tables.append(pa.table(arrays))
         self._keys, self._places, self._members, self._others = [], array("q"), {}, {}
@@ -172,7 +172,7 @@ class IndexBuilder:
             self._flush()
         try:
             table = pa.concat_tables(self._tables, promote_options="permissive")
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise ArgumentError(
                 f"columns: their values have no common type ({error}); return one type, or None"
             ) from error
