@@ -47,7 +47,7 @@ class ColumnMaker:
             at, once for all columns.
 
     Raises:
-        ArgumentError: A column's name would collide with the index's own.
+        ArgumentError: It is no mapping, or a column's name would collide with the index's own.
 
     Example:
         >>> maker = ColumnMaker({"label": "cls", "length": lambda sample: len(sample["txt"])})
@@ -56,10 +56,12 @@ class ColumnMaker:
     """
 
     def __init__(self, columns: Mapping[str, Column] | None) -> None:
+        if columns is not None and not isinstance(columns, Mapping):
+            raise ArgumentError(f"columns is {columns!r}, expected a mapping of names to fields or functions")
         self.columns = dict(columns or {})
         self._decoder = Decoder()
         for name, column in self.columns.items():
-            if not name or name.startswith("_") or ":" in name:
+            if not isinstance(name, str) or not name or name.startswith("_") or ":" in name:
                 raise ArgumentError(
                     f"columns: {name!r} is kept for the index's own; choose a name without '_' first or ':'"
                 )
@@ -67,6 +69,30 @@ class ColumnMaker:
                 raise ArgumentError(
                     f"columns: {name!r} is {column!r}, expected a field's name or a function of the sample"
                 )
+
+    def check_fields(self, samples: Iterable[Iterable[str]]) -> None:
+        """Check that some sample has each field that a column names: a name misspelt would give None for every one.
+
+        Args:
+            samples: Each sample's fields. They are looked at until all that are named were found. Without samples
+                there is nothing to check.
+
+        Raises:
+            ArgumentError: No sample has a field that a column names.
+        """
+        named = {field: name for name, field in self.columns.items() if isinstance(field, str)}
+        known: set[str] = set()
+        for fields in samples if named else ():
+            known.update(fields)
+            known.add(KEY)
+            if named.keys() <= known:
+                return
+        for field in sorted(named.keys() - known) if known else ():
+            raise ArgumentError(
+                f"columns: {named[field]!r} is to be the field {field!r}, which no sample has (there are "
+                f"{', '.join(sorted(known - {KEY}))}); correct it, or leave the column out",
+                field=field,
+            )
 
     def values(self, key: str, fields: Iterable[tuple[str, bytes]]) -> dict[str, object]:
         """Return the columns' values for one sample.

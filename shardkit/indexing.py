@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,8 @@ def index_shards(
         DatasetError: A shard is not what the manifest says (it was damaged, or replaced), or there are no shards.
         DatasetExistsError: The manifest has other shards, or a file that is no index has an index's name.
         UnfinishedDatasetError: The folder's dataset is still being written.
-        ArgumentError: The shards lie in several folders and ``out`` is not given, or two would have one index.
+        ArgumentError: The shards lie in several folders and ``out`` is not given, or two would have one index. Or a
+            column names a field that no sample has: the indexes are there then, the manifest is not, or is the old one.
 
     Example:
         >>> import tarfile, tempfile
@@ -127,7 +128,9 @@ def index_shards(
             facts = scan.facts()
             _check_expected(url, facts, expected.get(name))
             index_url = join(folder, index_name(name))
-            table = scan.table() if overwrite else _with_old_columns(scan.table(), facts, storage, index_url)
+            table = scan.table()
+            if not overwrite:
+                table = _with_old_columns(table, facts, storage, index_url, known=old.columns if old else ())
             column_types.add(name, table)
             blocks = scan.blocks()
             with storage.create(index_url, overwrite=True) as file:
@@ -136,6 +139,7 @@ def index_shards(
             fields |= scan.fields
             hashes.append(hash_keys(scan.keys))
             advance(1)
+    maker.check_fields([fields] if fields else [])
     repeated = count_repeated_keys(
         hashes, lambda i: read_index(storage, join(folder, shards[i].index_url)).sample_keys()
     )
@@ -273,8 +277,13 @@ def _check_expected(url: str, facts: ShardFacts, expected: Shard | None) -> None
         )
 
 
-def _with_old_columns(table: "pa.Table", facts: ShardFacts, storage: Storage, url: str) -> "pa.Table":
-    """Return the table with the columns that only the present index of the same bytes has."""
+def _with_old_columns(
+    table: "pa.Table", facts: ShardFacts, storage: Storage, url: str, *, known: Container[str]
+) -> "pa.Table":
+    """Return the table with the columns that only the present index of the same bytes has.
+
+    One without values that no manifest knows is left out: it is of a call whose columns named no field.
+    """
     try:
         old = read_index(storage, url)
         if old.facts.sha256 != facts.sha256:
@@ -283,6 +292,8 @@ def _with_old_columns(table: "pa.Table", facts: ShardFacts, storage: Storage, ur
     except (FileNotFoundError, DatasetError):
         return table
     for name in kept.column_names:
+        if old.columns.get(name) == "null" and name not in known:
+            continue
         table = table.append_column(name, kept.column(name))
     own = [name for name in table.column_names if ":" in name or name in (KEY, OFFSET, SIZE)]
     return table.select([*own, *sorted(set(table.column_names) - set(own))])

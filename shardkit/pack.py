@@ -31,13 +31,7 @@ from shardkit.records import ListedPart, ListedRecords, Records, Transform, appl
 from shardkit.resume import Request, Target, check_apart, describe_function, refuse_dataset
 from shardkit.sample import Sample
 from shardkit.shard_source import ShardSource
-from shardkit.shards import (
-    EncodedSample,
-    OpenShard,
-    WrittenShard,
-    choose_compression,
-    encode_sample,
-)
+from shardkit.shards import EncodedSample, OpenShard, WrittenShard, choose_compression, encode_sample
 from shardkit.sources import ListedSource
 from shardkit.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segment, write_segments
 from shardkit.storage import join, local_path, parse_bytes, storage_for
@@ -206,6 +200,11 @@ class _Pack:
             raise too_large(records.key(largest), int(records.tar_sizes[largest]), self._request.shard_bytes)
         check_unique(records.hashes, lambda: (records.key(i) for i in range(len(records.hashes))))
 
+    def _fields(self, records: Records) -> Iterator[list[str]]:
+        if isinstance(self._source, ListedSource) and isinstance(records, ListedRecords):  # without reading them
+            return ([field for field, _ in self._source.sizes(i)] for i in range(len(self._source)))
+        return ([field for field, _ in sample.members] for sample in records.take(np.arange(len(records.hashes))))
+
     @property
     def _capacity(self) -> int:
         return self._request.shard_bytes - len(END_OF_ARCHIVE)
@@ -213,6 +212,8 @@ class _Pack:
     def _write(self, records: Records, spill: Path) -> None:
         request = self._request
         self._check(records)
+        columns = ColumnMaker(request.columns)
+        columns.check_fields(self._fields(records))
         compression = self._choose_compression(records)
         plans = self._plan(records)
         described = json.dumps([self._described, records.digest], sort_keys=True)
@@ -223,7 +224,6 @@ class _Pack:
         for target in self._targets.values():
             target.begin(packed)
         unfinished = {name: target for name, target in self._targets.items() if not target.is_finished}
-        columns = ColumnMaker(request.columns)
         done: dict[str, WrittenShard] = {}
         sizes = {
             name: choose_block_samples(len(plan.order), int(records.tar_sizes[plan.order].sum()), request.block_bytes)
@@ -369,6 +369,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
             shard was written.
         SourceError: The source is empty, or changed while it was read.
+        ArgumentError: A column names a field that no sample has. No shard was written.
         OSError: A file could not be read or written. The same call goes on from there.
 
     Example:

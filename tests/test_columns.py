@@ -37,6 +37,15 @@ def test_only_what_is_looked_at_is_decoded():
         view["jpg"]
 
 
+def test_a_field_that_no_sample_has_is_an_error_and_one_that_a_few_have_is_none():
+    maker = ColumnMaker({"label": "cls", "key": "__key__", "length": len})
+    maker.check_fields([["txt"], ["txt", "cls"], None])  # it looks no further than it needs to
+    maker.check_fields([])
+
+    with pytest.raises(ArgumentError, match=r"'label' is to be the field 'cls', which no .*\(there are jpg, txt\)"):
+        maker.check_fields([["txt"], ["jpg"]])
+
+
 def test_without_columns_nothing_is_done():
     assert ColumnMaker(None).values("a", iter(FIELDS)) == {}
 
@@ -66,6 +75,12 @@ def test_names_that_the_index_uses_are_refused(name):
 def test_what_is_neither_a_field_nor_a_function_is_refused(column):
     with pytest.raises(ArgumentError, match="expected a field's name or a function of the sample"):
         ColumnMaker({"a": column})
+
+
+@pytest.mark.parametrize("columns", [["cls"], "cls", 3, {3: "cls"}])
+def test_what_is_no_mapping_of_names_is_refused(columns):
+    with pytest.raises(ArgumentError, match="columns"):
+        ColumnMaker(columns)
 
 
 def test_a_maker_goes_to_other_processes():

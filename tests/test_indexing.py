@@ -318,6 +318,15 @@ def test_columns_are_fields_or_functions_of_the_sample(tmp_path):
     assert index_shards(str(tmp_path), overwrite=True).columns == {}
 
 
+def test_a_column_of_a_field_that_no_sample_has_is_an_error_and_there_is_no_manifest(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"7"), ("1.txt", b"one"), ("2.json", b"2")]))
+
+    with pytest.raises(ArgumentError, match=r"'label' is to be the field 'clss', which no sample .* cls, json, txt\)"):
+        index_shards(tmp_path, columns={"label": "clss", "rare": "json"})
+    assert not (tmp_path / "manifest.json").exists()
+    assert index_shards(tmp_path, columns={"rare": "json"}).columns == {"rare": "int64"}
+
+
 def test_a_field_is_decoded_once_for_all_columns_of_a_sample_and_only_if_one_asks(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"1"), ("1.txt", b"one"), ("2.cls", b"2"), ("2.txt", b"two")]))
     decode, decoded = Decoder.decode, []

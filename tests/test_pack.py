@@ -254,12 +254,27 @@ def test_a_transform_changes_samples_and_leaves_some_out(tmp_path, images):
 
 
 def test_columns_stand_in_the_manifest_with_one_type(tmp_path):
-    columns = {"label": "cls", "length": lambda sample: len(sample["txt"]), "missing": "jpg"}
-    manifest = quiet(samples(30), tmp_path / "ds", columns=columns, shard_samples=4)["ds"]
+    columns = {"label": "cls", "length": lambda sample: len(sample["txt"]), "nothing": lambda _: None, "rare": "json"}
+    source = [*samples(29), {KEY: "last", "cls": 1, "txt": "", "json": "2"}]
+    manifest = quiet(source, tmp_path / "ds", columns=columns, shard_samples=4)["ds"]
 
-    assert dict(manifest.columns) == {"label": "int64", "length": "int64", "missing": "null"}
+    assert dict(manifest.columns) == {"label": "int64", "length": "int64", "nothing": "null", "rare": "int64"}
     with pytest.raises(CodecError, match=r"column 'bad' cannot be computed \(ZeroDivisionError: "):
         quiet(samples(30), tmp_path / "other", columns={"bad": lambda _: 1 / 0})
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+def test_a_column_of_a_field_that_no_sample_has_is_an_error_before_any_shard(tmp_path, images, transform):
+    names_no_field = r"columns: 'label' is to be the field 'clss', which no sample has \(there are cls, jpg\); correct"
+    options = {"transform": transform, "columns": {"key": KEY, "label": "clss"}}
+    with pytest.raises(ArgumentError, match=names_no_field):
+        quiet(ImageFolder(images), tmp_path / "listed", **options)
+    with pytest.raises(ArgumentError, match="which no sample has"):
+        quiet(samples(5), tmp_path / "iterated", **options)
+
+    assert not [path for path in tmp_path.glob("*ed/*") if path.name != MARKED]
+    corrected = quiet(samples(5), tmp_path / "iterated", **options | {"columns": {"key": KEY, "label": "cls"}})
+    assert dict(corrected["iterated"].columns) == {"key": "string", "label": "int64"}
 
 
 def test_auto_compresses_what_shrinks_by_a_tenth_and_nothing_else(tmp_path):
