@@ -63,7 +63,7 @@ def parse_compression(text: str) -> Compression:
         >>> parse_compression("zst"), parse_compression("gz:9").suffix
         (Compression(name='zst', level=3), '.tar.gz')
     """
-    name, colon, digits = text.partition(":")
+    name, colon, digits = text.partition(":") if isinstance(text, str) else ("", "", "")
     if name in _LEVELS:
         lowest, default, highest = _LEVELS[name]
         levels = {str(level): level for level in range(lowest, highest + 1)} if highest else {}

@@ -23,6 +23,10 @@ rebuilds a worker's exception from its message alone. The attributes are for pro
 """
 
 import operator
+import sys
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from os import PathLike, fspath
 from typing import SupportsIndex
 
 
@@ -100,20 +104,62 @@ def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) ->
     Args:
         name: What it is called, for the message.
         value: The number.
-        least: The smallest that is allowed.
+        least: The smallest that is allowed; None for any, however small or large.
 
     Raises:
-        ArgumentError: It is no whole number, or is too small.
+        ArgumentError: It is no whole number, is too small, or is more than can be counted.
 
     Example:
         >>> import numpy as np
         >>> check_whole("seed", np.uint8(7))
         7
     """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name} must be a whole number, got {value!r}")
     try:
         number = operator.index(value)
-    except TypeError:
+    except TypeError:  # an array of NumPy says only now that it has several numbers
         raise ArgumentError(f"{name} must be a whole number, got {value!r}") from None
     if least is not None and number < least:
         raise ArgumentError(f"{name} must be at least {least}, got {value!r}")
+    if least is not None and number >= sys.maxsize:
+        raise ArgumentError(f"{name} must be less than {sys.maxsize}, got {value!r}")
     return number
+
+
+def check_path(name: str, value: str | PathLike[str]) -> str:
+    """Return a path or a URL as text.
+
+    Args:
+        name: What it is called, for the message.
+        value: The path.
+
+    Raises:
+        ArgumentError: It is neither text nor a path.
+
+    Example:
+        >>> from pathlib import Path
+        >>> check_path("folder", Path("photos", "cats"))
+        'photos/cats'
+    """
+    path = fspath(value) if isinstance(value, str | PathLike) else None
+    if not isinstance(path, str):
+        raise ArgumentError(f"{name} must be text or a path, got {value!r}")
+    return path
+
+
+def check_paths(name: str, values: str | PathLike[str] | Iterable[str | PathLike[str]]) -> list[str]:
+    """Return one path or URL, or several, as a list of text.
+
+    Raises:
+        ArgumentError: One is neither text nor a path, or they have no order.
+
+    Example:
+        >>> check_paths("urls", "train.tar")
+        ['train.tar']
+    """
+    if isinstance(values, str | PathLike):
+        return [check_path(name, values)]
+    if isinstance(values, bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
+        raise ArgumentError(f"{name} must be text, a path, or a list of these, got {values!r}")
+    return [check_path(f"{name}[{number}]", value) for number, value in enumerate(values)]

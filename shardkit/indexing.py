@@ -4,13 +4,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Container, Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import open_decompressed
-from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, check_path, check_paths
 from shardkit.hashing import hash_keys
 from shardkit.index import (
     MAX_BLOCK_SAMPLES,
@@ -105,7 +105,7 @@ def index_shards(
     maker = ColumnMaker(columns)
     block_bytes = parse_bytes(block_bytes)
     shard_urls = _shard_urls(urls, storage_options)
-    folder = _manifest_folder(shard_urls, fspath(out) if out else None)
+    folder = _manifest_folder(shard_urls, check_path("out", out) if out else None)
     storage = storage_for(folder, storage_options)
     for place in {folder, *(split_url(url)[0] for url in shard_urls)}:
         check_finished(storage, place)
@@ -171,8 +171,7 @@ def _shard_urls(
 ) -> list[str]:
     """Return the shards that are meant. A folder means all that is in it, whatever a manifest there says."""
     found = []
-    for given in [urls] if isinstance(urls, str | PathLike) else urls:
-        url = fspath(given)
+    for url in check_paths("urls", urls):
         if url == STDIN:
             raise ArgumentError("standard input cannot be indexed; write it to a file first")
         try:

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
-from shardkit.errors import DatasetError, UnfinishedDatasetError
+from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path
 from shardkit.storage import Storage, join, split_url, storage_for
 
 FORMAT_VERSION = 1
@@ -227,7 +227,7 @@ def read_manifest(
         Traceback (most recent call last):
         shardkit.errors.DatasetError: no/such/folder: has no manifest.json, so it is not a dataset; make one with ...
     """
-    url = fspath(url)
+    url = check_path("url", url)
     folder = split_url(url)[0] if url.endswith(".json") else url.rstrip("/") or url
     storage = storage_for(folder, storage_options)
     name = split_url(url)[1] if url.endswith(".json") else MANIFEST_NAME

@@ -51,6 +51,7 @@ from shardkit.writer import (
 T = TypeVar("T")
 
 PLAN_VERSION = 1
+_NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping)  # though some can be iterated over
 _SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
 _CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
 _CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
@@ -390,7 +391,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         split_by=split_by,
         transform=transform,
     )
-    if not isinstance(source, ListedSource | Iterable) or isinstance(source, Mapping | str | os.PathLike):
+    if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
         raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")
     workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
     job = _Pack(source, clean_destination(destination), request, workers, progress=progress)

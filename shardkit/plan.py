@@ -119,13 +119,17 @@ def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
     """
     if splits is None:
         return None
-    shares = list(splits.values())
-    if not shares or not min(shares) > 0 or not abs(sum(shares) - 1) < 1e-9:
-        raise ArgumentError(f"splits: expected positive shares that add up to 1, got {dict(splits)!r}")
+    shares = list(splits.values()) if isinstance(splits, Mapping) else []
+    if not shares or not all(map(_is_share, shares)) or not abs(sum(shares) - 1) < 1e-9:
+        raise ArgumentError(f"splits: expected positive shares that add up to 1, as {{'train': 1.0}}, got {splits!r}")
     for name in splits:
-        if not name or "/" in name or name.startswith("."):
-            raise ArgumentError(f"splits: {name!r} cannot be a folder's name; choose one like 'train'")
+        if not isinstance(name, str) or not name or name[0] in ".-" or set(name) & set("/\\:\0"):
+            raise ArgumentError(f"splits: {name!r} cannot be what a folder and its shards are called; write 'train'")
     return {name: float(share) for name, share in splits.items()}
+
+
+def _is_share(share: object) -> bool:
+    return isinstance(share, int | float | np.number) and bool(share > 0)
 
 
 def assign_splits(

@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, TypeAlias
 from zlib import crc32
 
 from shardkit.compress import open_decompressed
-from shardkit.errors import ArgumentError, DatasetError, ShardError
+from shardkit.errors import ArgumentError, DatasetError, ShardError, check_paths
 from shardkit.index import OFFSET, ShardIndex, read_index
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.sample import KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
@@ -49,7 +49,7 @@ class ShardLocation:
 
 
 def find_shards(
-    urls: "str | PathLike[str] | Sequence[str | PathLike[str]]",
+    urls: str | PathLike[str] | Sequence[str | PathLike[str]],
     storage_options: Mapping[str, object] | None = None,
     *,
     allow_any_url: bool = False,
@@ -62,12 +62,13 @@ def find_shards(
         urls: One of these, or several: a dataset's folder or its ``manifest.json``, whose shards are read with their
             indexes; a folder of tars without a manifest, sorted by name; the name of a shard; a brace pattern
             (``train-{000..127}.tar``); a pattern with ``*``, ``?`` or ``[...]``, sorted by name; ``-`` for standard
-            input.
+            input. What exists under a name like a pattern is that, and no pattern.
         storage_options: Passed to the storage.
         allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
 
     Raises:
-        ArgumentError: A URL has a scheme that cannot be read, a pattern is malformed, or there are no URLs.
+        ArgumentError: A URL is no text, or has a scheme that cannot be read, a pattern is malformed, or there are no
+            URLs.
         DatasetError: Nothing is found, or a manifest is not usable.
         UnfinishedDatasetError: A folder is being written, or its writer was killed.
 
@@ -76,24 +77,24 @@ def find_shards(
         ['train-00.tar', 'train-01.tar', 'train-02.tar']
     """
     read = partial(read_manifest, storage_options=storage_options, allow_any_url=allow_any_url)
-    several = [urls] if isinstance(urls, str | PathLike) else urls
-    several = list(several)
+    several = check_paths("urls", urls)
     found = [
         location
         for pattern in several
-        for url in _expand_braces(fspath(pattern))
+        for url in _expand_braces(pattern)
         for location in _find(storage_for(url, storage_options), url, read)
     ]
     if not found:
         if several:
-            names = ", ".join(str(fspath(url)) for url in several)
-            raise DatasetError(f"{names}: has no shards, because it was packed without samples; give another dataset")
+            raise DatasetError(
+                f"{', '.join(several)}: has no shards, because it was packed without samples; give another dataset"
+            )
         raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
     return found
 
 
 def _expand_braces(pattern: str) -> list[str]:
-    if "{" not in pattern:
+    if "{" not in pattern or _exists(storage_for(pattern), pattern):
         return [pattern]
     from braceexpand import braceexpand
 
@@ -108,7 +109,7 @@ def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocati
         return [ShardLocation(url)]
     if url.lower().startswith("file:"):
         url = str(local_path(url))  # the names in a folder are not quoted as those in a URL are
-    if _MAGIC.search(url) and not _is_file(storage, url):
+    if _MAGIC.search(url) and not _exists(storage, url):
         matches = [match for match in _glob(storage, url) if match.lower().endswith(SHARD_SUFFIXES)]
         if not matches:
             raise DatasetError(f"{url}: matches no shards ({', '.join(SHARD_SUFFIXES)}); correct the pattern", url=url)
@@ -156,7 +157,7 @@ def _glob(storage: Storage, pattern: str) -> list[str]:
     ]
 
 
-def _is_file(storage: Storage, url: str) -> bool:
+def _exists(storage: Storage, url: str) -> bool:
     try:
         storage.info(url)
     except OSError:

@@ -34,6 +34,13 @@ class Request:
     split_by: Callable[[str], str] | None
     transform: Transform | None
 
+    def __post_init__(self) -> None:
+        for name, function in (("split_by", self.split_by), ("transform", self.transform)):
+            if function is not None and not callable(function):
+                raise ArgumentError(f"{name} is {function!r}, expected a function")
+        if self.split_by is not None and self.splits is None:
+            raise ArgumentError("split_by is given and splits is not; say which splits there are to be")
+
     def describe(self) -> dict[str, Any]:
         """Return it as JSON, functions by name and a hash of their code."""
         described = {name: getattr(self, name) for name in ("shard_bytes", "shard_samples", "seed", "compression")}

@@ -179,17 +179,22 @@ class FieldSelection:
             return cls({}, frozenset())
         if isinstance(fields, str):
             raise ArgumentError(f'fields must be a sequence or a mapping, got the text {fields!r}; write ("{fields}",)')
-        items = (
-            fields.items() if isinstance(fields, Mapping) else [(str(f).split(";")[0].rstrip("?"), f) for f in fields]
-        )
+        if not isinstance(fields, Iterable):
+            raise ArgumentError(f"fields must be a sequence or a mapping of text, got {fields!r}")
+        items = list(fields.items() if isinstance(fields, Mapping) else ((field, field) for field in fields))
+        for name, spec in items:
+            if not isinstance(name, str) or not isinstance(spec, str):
+                raise ArgumentError(f"fields must be a sequence or a mapping of text, got {spec!r} for {name!r}")
+        if not isinstance(fields, Mapping):
+            items = [(spec.split(";")[0].rstrip("?"), spec) for _, spec in items]
         wanted: dict[str, tuple[str, ...]] = {}
         optional = set()
         for name, spec in items:
-            alternatives = tuple(a.strip().lower() for a in str(spec).removesuffix("?").split(";"))
+            alternatives = tuple(a.strip().lower() for a in spec.removesuffix("?").split(";"))
             if not all(alternatives) or name in RESERVED or name in wanted:
                 raise ArgumentError(f"fields: {name!r} from {spec!r} is empty, reserved or named twice")
             wanted[name] = alternatives
-            if str(spec).endswith("?"):
+            if spec.endswith("?"):
                 optional.add(name)
         if not wanted:
             raise ArgumentError("fields is empty; leave it out to take every field")

@@ -348,13 +348,19 @@ def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Ite
 def _checked_place(rank: int | str | None, world_size: int | str | None, where: str) -> tuple[int, int]:
     if rank is None or world_size is None:
         raise ArgumentError(f"{where}: rank is {rank} and world_size is {world_size}; give both or neither")
-    try:
-        place = int(rank), int(world_size)
-    except ValueError as error:
-        raise ArgumentError(f"{where}: rank is {rank!r} and world_size is {world_size!r}, expected numbers") from error
+    place = _number("rank", rank, where), _number("world_size", world_size, where)
     if not 0 <= place[0] < place[1]:
         raise ArgumentError(f"{where}: rank must be in [0, {place[1]}), got {place[0]}")
     return place
+
+
+def _number(name: str, value: int | str, where: str) -> int:
+    if not isinstance(value, str):
+        return check_whole(name, value)
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ArgumentError(f"{where}: {name} is {value!r}, expected a number") from error
 
 
 def _warn_user(message: str) -> None:

@@ -8,12 +8,12 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.errors import DatasetError, ShardError, ShardkitError
+from shardkit.errors import DatasetError, ShardError, ShardkitError, check_path
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.index import OFFSET, SIZE, BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index
 from shardkit.indexing import ColumnTypes, describe_shard
@@ -137,7 +137,7 @@ def verify(
         >>> verify(folder).ok
         True
     """
-    url = fspath(url)
+    url = check_path("url", url)
     storage = storage_for(url, storage_options)
     check = _Dataset(storage, url, allow_any_url=allow_any_url)
     check.find(storage_options)

@@ -47,7 +47,7 @@ class Workers:
         executor: Does the tasks instead; it is left open.
 
     Raises:
-        ArgumentError: A number below 1, or another type.
+        ArgumentError: A number below 1, another type, or what is no executor.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class Workers:
             num_workers = check_whole("num_workers", num_workers, least=1)
         if worker_type not in ("thread", "process"):
             raise ArgumentError(f"worker_type must be 'thread' or 'process', got {worker_type!r}")
+        if executor is not None and not hasattr(executor, "submit"):
+            raise ArgumentError(f"executor is {executor!r}, expected one of concurrent.futures, or one like those")
         self._count = num_workers or len(os.sched_getaffinity(0))
         self._type = worker_type
         self._executor = executor

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from shardkit.errors import ArgumentError, DatasetError, check_whole
+from shardkit.indexing import index_shards
+from shardkit.manifest import read_manifest
 from shardkit.pack import pack
+from shardkit.shard_source import ShardSource
 from shardkit.storage import LocalStorage, parse_bytes, storage_for
 from shardkit.stream import ShardStream
+from shardkit.verify import verify
 from shardkit.work import Workers
 from shardkit.writer import ShardWriter
 
@@ -101,3 +105,100 @@ def test_a_full_disk_says_which_file_did_not_fit(tmp_path):
     with pytest.raises(OSError, match=r"No space left on device: '.*a\.tar'"):
         write()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("urls", [3, None, b"a.tar", {"a.tar": 1}, {"a.tar", "b.tar"}])
+def test_what_names_no_shards_is_refused_by_what_it_is(urls, tmp_path):
+    for call in (ShardStream, ShardSource, lambda urls: index_shards(urls, out=tmp_path / "out")):
+        with pytest.raises(ArgumentError, match="urls must be text, a path, or a list of these, got"):
+            call(urls)
+        with pytest.raises(ArgumentError, match=r"urls\[1\] must be text or a path, got"):
+            call(["a.tar", urls])
+    for call in (verify, read_manifest):
+        with pytest.raises(ArgumentError, match="url must be text or a path, got"):
+            call(urls)
+
+
+def test_paths_that_are_bytes_are_refused():
+    class BytesPath:
+        def __fspath__(self):
+            return b"a.tar"
+
+    with pytest.raises(ArgumentError, match="urls must be text or a path"):
+        ShardStream(BytesPath())
+
+
+@pytest.mark.parametrize("fields", [3, b"jpg", [3], [None], {"a": 3}, {3: "jpg"}])
+def test_fields_that_are_no_text_are_refused(fields, dataset):
+    with pytest.raises(ArgumentError, match="fields must be a sequence or a mapping of text, got"):
+        ShardStream(dataset, fields=fields)
+
+
+@pytest.mark.parametrize("value", [2**63, 2**70])
+def test_counts_beyond_what_can_be_counted_are_errors(value, dataset):
+    with pytest.raises(ArgumentError, match="epoch must be less than 9223372036854775807, got"):
+        ShardStream(dataset).set_epoch(value)
+    for name in ("batch_size", "buffer_size", "open_shards"):
+        with pytest.raises(ArgumentError, match=f"{name} must be less than"):
+            ShardStream(dataset, **{name: value})
+
+    assert len(labels(ShardStream(dataset, seed=value))) == len(SAMPLES)
+    stream = ShardStream(dataset)
+    stream.set_epoch(2**63 - 2)
+    assert len(labels(stream)) == len(SAMPLES)
+
+
+@pytest.mark.parametrize("value", [True, np.array([1, 2]), np.array(1.0)])
+def test_what_is_no_number_is_not_taken_for_one(value, dataset):
+    with pytest.raises(ArgumentError, match="batch_size must be a whole number, got"):
+        ShardStream(dataset, batch_size=value)
+
+
+@pytest.mark.parametrize("rank", [1.5, [], None])
+def test_a_rank_that_is_no_number_is_refused(rank, dataset):
+    with pytest.raises(ArgumentError, match="rank"):
+        ShardStream(dataset, rank=rank, world_size=3)
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        *[{"train": "0.9", "val": "0.1"}, {"train": -1, "val": 2}, {"train": float("nan"), "val": 1}, {"train": None}],
+        *[{"a": [1]}, {"a": 1j}, {"a": float("inf")}, {"a": 0.5}, {"a": 1.0, "b": 0}, {}, ["train"], 0.9, "train"],
+    ],
+)
+def test_splits_that_are_no_shares_are_refused(splits, tmp_path):
+    with pytest.raises(ArgumentError, match="splits: expected positive shares that add up to 1"):
+        pack(SAMPLES, tmp_path / "new", splits=splits, progress=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a:b", "a\\b", "a\0", 3, b"a"])
+def test_a_split_whose_shards_could_not_be_named_is_refused(name, tmp_path):
+    with pytest.raises(ArgumentError, match=r"splits: .* cannot be what a folder and its shards are called"):
+        pack(SAMPLES, tmp_path / "new", splits={name: 1.0}, progress=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("source", ["photos", b"other", bytearray(b"x"), memoryview(b"x"), 3, None, {"a": 1}])
+def test_what_is_no_source_is_refused_at_once(source, tmp_path):
+    with pytest.raises(ArgumentError, match=r"source is .*, expected ImageFolder or another source, or samples"):
+        pack(source, tmp_path / "new", progress=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transform": 3}, "transform is 3, expected a function"),
+        ({"split_by": 3, "splits": {"a": 1.0}}, "split_by is 3, expected a function"),
+        ({"split_by": str}, "split_by is given and splits is not"),
+        ({"columns": ["cls"]}, r"columns is \['cls'\], expected a mapping"),
+        ({"compression": None}, "compression None is not known"),
+        ({"executor": 3}, "executor is 3, expected one of concurrent.futures"),
+    ],
+)
+def test_wrong_arguments_of_a_pack_say_what_was_expected(options, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        pack(SAMPLES, tmp_path / "new", progress=False, **options)
+    assert not (tmp_path / "new").exists()

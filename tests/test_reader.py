@@ -322,6 +322,19 @@ def test_patterns_lists_and_standard_input_are_expanded_in_order(tmp_path, monke
     assert names_of("s/1/a.txt") == ["s/1/a.txt"]
 
 
+def test_what_exists_is_no_pattern(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a{1..2}", "b[0]"):
+        write_dataset(tmp_path / folder, [samples_of(range(3))])
+    for name in ("c{1,2}.tar", "a{1..2}/x.tar", "c1.tar"):
+        (tmp_path / name).touch()
+
+    assert names_of("a{1..2}") == ["a{1..2}/train-000000.tar"]
+    assert names_of("b[0]") == ["b[0]/train-000000.tar"]
+    assert names_of(["c{1,2}.tar", "a{1..2}/x.tar"]) == ["c{1,2}.tar", "a{1..2}/x.tar"]
+    assert names_of("c{1,3}.tar") == ["c1.tar", "c3.tar"]
+
+
 def test_what_is_not_there_says_what_was_looked_for(tmp_path):
     write_dataset(tmp_path / "all" / "train", [samples_of(range(3))])
     (tmp_path / "empty").mkdir()

@@ -372,7 +372,7 @@ def test_a_rank_that_is_half_set_or_out_of_range_is_refused(shards, monkeypatch)
     with pytest.raises(ArgumentError, match="environment variables RANK and WORLD_SIZE: rank is None"):
         ShardStream(shards)
     monkeypatch.setenv("RANK", "x")
-    with pytest.raises(ArgumentError, match="expected numbers"):
+    with pytest.raises(ArgumentError, match="expected a number"):
         ShardStream(shards)
 
 
