@@ -1,7 +1,6 @@
 """Looking into shards: which samples they have, one member of one of them, and figures of the whole."""
 
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
 from shardkit.codecs import Decoder
 from shardkit.compress import open_decompressed
@@ -115,7 +115,7 @@ class _Shard:
             data = next(data for found, _, data in self.read(field, key) if found == key) or b""
         else:
             data = range_reader(self.storage, self.url, index)(offset, size)
-        if zlib.crc32(data) != crc:
+        if crc32(data) != crc:
             raise ShardError(
                 f"shard {self.url}: field {field!r} of sample {key!r} at byte {offset:,} is not what the index says; "
                 "'shardkit verify' says what is whole",

@@ -1,12 +1,12 @@
 """One pass over a shard, from its first byte to its last: whether it is whole, and all that an index says of it."""
 
 import hashlib
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from shardkit.columns import ColumnMaker
 from shardkit.compress import decompress_frame, open_decompressed, read_seek_table
@@ -76,7 +76,7 @@ class ShardScan:
             self._blocks.append((offset, offset, 0))
         block_offset, _, crc = self._blocks[-1]
         self._blocks[-1] = (block_offset, end, tape.crc32(end, crc))
-        rows = [(field, m.data_offset, m.size, zlib.crc32(m.data or b"")) for field, m in sample.items()]
+        rows = [(field, m.data_offset, m.size, crc32(m.data or b"")) for field, m in sample.items()]
         values = self._columns.values(key, ((field, m.data or b"") for field, m in sample.items()))
         self._builder.add(key, offset, end - offset, rows, columns=values)
         self.keys.append(key)
@@ -263,7 +263,7 @@ class _Tape:
         while self._start < end:
             piece = memoryview(self._kept.popleft())
             part, rest = piece[: end - self._start], piece[end - self._start :]
-            crc = zlib.crc32(part, crc)
+            crc = crc32(part, crc)
             self._start += len(part)
             if rest:
                 self._kept.appendleft(rest)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
 from shardkit.codecs import Decoder
 from shardkit.columns import DecodedView

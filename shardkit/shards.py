@@ -5,7 +5,6 @@ next one is put together. ``OpenShard`` gives the finished file its name, and th
 """
 
 import hashlib
-import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from shardkit.codecs import Codec, encode
 from shardkit.compress import Compression, Compressor, compress_frame, gzip_writer, parse_compression, seek_table
@@ -182,7 +182,7 @@ class ShardFile:
             parts.append(header)
             parts.append(data)
             position += len(header)
-            rows.append((field, position, size, zlib.crc32(data)))
+            rows.append((field, position, size, crc32(data)))
             position += size
             if rest := -size % 512:
                 parts.append(_PADDING[:rest])
@@ -256,7 +256,7 @@ class ShardFile:
 
     def _store(self, data: bytes) -> tuple[int, int]:
         """Compress and write; return the CRC-32 and the stored size. All of it releases the GIL."""
-        crc = zlib.crc32(data)
+        crc = crc32(data)
         if self._gzip:
             return crc, self._write(self._gzip.compress(data))
         if self._compression.name == "zst":
