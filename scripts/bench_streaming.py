@@ -15,10 +15,10 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import webdataset
+from isal.isal_zlib import crc32
 
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, write_index
 from shardkit.manifest import Manifest, Shard

@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from os import PathLike
 from typing import Any, TypeAlias
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from shardkit.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, ShardError, check_paths

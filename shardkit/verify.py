@@ -5,13 +5,13 @@ manifest and the index say. Where they differ, each sample is looked up by its i
 """
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from shardkit.errors import DatasetError, ShardError, ShardkitError, check_path
 from shardkit.hashing import UInt64Array, hash_keys
@@ -311,7 +311,7 @@ class _Dataset:
                 continue
             for name, (offset, size, crc) in members.items():
                 try:
-                    if zlib.crc32(read(offset, size)) == crc:
+                    if crc32(read(offset, size)) == crc:
                         continue
                 except (ShardError, OSError):
                     pass  # what cannot be read is not whole
