@@ -30,6 +30,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     indexing      shards -> a dataset
 
     filenames     names of files -> keys and fields
+    labels        tables of labels -> a label for each file
     sources       files -> samples
     shard_source  shards -> samples, to be packed again
     shards        samples -> one shard

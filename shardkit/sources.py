@@ -4,20 +4,18 @@ A source is any iterable of sample dicts, or a ``ListedSource``: one with a leng
 and whose sizes are known beforehand, so that the shards are planned before anything is read.
 """
 
-import csv
 import hashlib
-import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from shardkit.errors import ArgumentError, SourceError
+from shardkit.errors import ArgumentError, SourceError, check_path
 from shardkit.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
+from shardkit.labels import find_labels, read_labels
 from shardkit.sample import KEY, SOURCE, Sample
 from shardkit.storage import local_path
 
@@ -25,10 +23,6 @@ IMAGE_FIELDS = {
     ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
     ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
 }  # fmt: skip
-
-
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|nan|NaN")
 
 
 @runtime_checkable
@@ -192,7 +186,7 @@ class ImageFolder(_Files):
         named: list[int | str] = (
             [_class_folder(image.path, folder) for image in images]
             if labels is None
-            else _labels_of(images, keys, _read_labels(labels), folder)
+            else find_labels([image.path for image in images], keys, read_labels(labels), folder)
         )
         classes = tuple(sorted({label for label in named if isinstance(label, str)}))
         if classes and any(isinstance(label, int) for label in named):
@@ -270,9 +264,10 @@ class FileFolder(_Files):
 
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a folder that are not hidden, in the order of their names; links are followed."""
-    if not Path(folder).is_dir():
-        raise SourceError(f"{os.fspath(folder)}: is not a folder; name one that holds the files to pack")
-    yield from _walk_below(os.fspath(folder), "", set())
+    path = check_path("folder", folder)
+    if not path or not Path(path).is_dir():
+        raise SourceError(f"{path or repr(path)}: is not a folder; name one that holds the files to pack")
+    yield from _walk_below(path, "", set())
 
 
 def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, os.stat_result]]:
@@ -283,7 +278,15 @@ def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterato
     with os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in visible:
-        status = entry.stat()
+        try:
+            status = entry.stat()
+        except OSError as error:
+            if not entry.is_symlink():
+                raise
+            raise SourceError(
+                f"{entry.path}: is a link to '{Path(entry.path).readlink()}', which cannot be followed "
+                f"({error.strerror}); mend it or remove it"
+            ) from error
         if stat.S_ISDIR(status.st_mode):
             yield from _walk_below(entry.path, f"{prefix}{entry.name}/", seen)
         elif stat.S_ISREG(status.st_mode):
@@ -323,53 +326,3 @@ def _class_folder(path: str, folder: str | os.PathLike[str]) -> str:
             "(or use FileFolder for images without labels)"
         )
     return name
-
-
-def _labels_of(
-    images: Sequence[SourceFile], keys: Sequence[str], labels: Mapping[str, Any], folder: str | os.PathLike[str]
-) -> list[int | str]:
-    found: list[int | str] = []
-    for image, key in zip(images, keys, strict=True):
-        label = labels.get(image.path, labels.get(key))
-        if isinstance(label, bool) or not isinstance(label, int | str):
-            problem = "has no label" if label is None else f"has the label {label!r}, expected a number or a name"
-            raise SourceError(f"{os.fspath(folder)}: {image.path} {problem}; label it by its path or its key {key!r}")
-        found.append(label)
-    return found
-
-
-def _read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    if isinstance(labels, Mapping):
-        return labels
-    path = Path(labels)
-    if path.suffix.lower() == ".json":
-        try:
-            data = json.loads(path.read_text("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{path}: is not JSON ({error})") from error
-        if not isinstance(data, dict):
-            raise SourceError(f"{path}: holds a {type(data).__name__}, expected an object of path and label")
-        return data
-    if path.suffix.lower() != ".csv":
-        raise ArgumentError(f"labels {os.fspath(path)!r}: expected a mapping, a .csv or a .json file")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"{path}: is no CSV in UTF-8 ({error}); save it as that") from error
-    table: dict[str, str] = {}
-    for number, row in enumerate(rows[1:], start=2):
-        label = row[1].strip() if len(row) > 1 else ""
-        if not label or row[0] in table:
-            raise SourceError(f"{path}: line {number}: expected a path not named before and its label, got {row!r}")
-        table[row[0]] = label
-    numbers = {name: int(label) for name, label in table.items() if _WHOLE.fullmatch(label)}
-    if len(numbers) == len(table):
-        return numbers
-    for name, label in table.items():  # as names they would be numbered anew, in another order
-        if _NUMBER.fullmatch(label):
-            raise SourceError(
-                f"{path}: the label of {name} is {label!r}, and not all labels are whole numbers; write them "
-                "all as whole numbers, or all as names"
-            )
-    return table

@@ -34,6 +34,7 @@ LAYERS = [
     *["scan", "indexing"],
     *[
         "filenames",
+        "labels",
         "sources",
         "shard_source",
         "shards",

@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,6 +146,7 @@ def test_labels_are_taken_by_path_or_by_key(tmp_path, kind, values):
         ({"a.jpg": 1.5, "b": 1}, "a.jpg has the label 1.5, expected a number or a name"),
         ({"a.jpg": True, "b": 1}, "a.jpg has the label True"),
         ({"a.jpg": 1, "b": "cat"}, "labels are partly numbers, partly names"),
+        ({"a.jpg": 1, "a": 2, "b": 1}, "a.jpg has the label 1 by its path and 2 by its key 'a'; leave one of them out"),
     ],
 )
 def test_wrong_labels_are_errors(tmp_path, labels, message):
@@ -156,7 +158,8 @@ def test_wrong_labels_are_errors(tmp_path, labels, message):
     ("name", "content", "message"),
     [
         ("x.json", "[1]", "holds a list, expected an object"),
-        ("x.json", "{", "is not JSON"),
+        ("x.json", "{", "cannot be read as JSON"),
+        ("x.json", '{"a": 1, "b": 2, "a": 3}', "'a' is in it twice"),
         ("x.csv", "path,label\na.jpg\n", "line 2: expected a path not named before and its label"),
         ("x.csv", "path,label\na.jpg,1\na.jpg,2\n", "line 3: expected a path not named before and its label"),
         ("x.csv", "a.jpg,1\n", "a.jpg has no label"),
@@ -264,13 +267,48 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
         ImageFolder(tmp_path / "images")
 
 
+@pytest.mark.parametrize("source", [ImageFolder, FileFolder])
+def test_what_is_no_folder_is_an_error(tmp_path, source):
+    make(tmp_path, ["a.jpg"])
+
+    for folder in ("", tmp_path / "a.jpg", tmp_path / "nowhere"):
+        with pytest.raises(SourceError, match="is not a folder; name one that holds the files to pack"):
+            source(folder)
+    for folder in (3, None, b"photos", ["photos"]):
+        with pytest.raises(ArgumentError, match="folder must be text or a path, got"):
+            source(folder)
+
+
+@pytest.mark.parametrize("labels", [3, b"labels.csv", [("a", 1)]])
+def test_labels_that_are_neither_a_mapping_nor_a_file_are_refused(tmp_path, labels):
+    with pytest.raises(ArgumentError, match="labels must be text or a path, got"):
+        ImageFolder(make(tmp_path, ["a.jpg"]), labels=labels)
+
+
+def test_numpys_whole_numbers_are_labels(tmp_path):
+    source = ImageFolder(make(tmp_path, ["a.jpg"]), labels={"a.jpg": np.int64(3)})
+
+    assert source.read(0)["cls"] == 3
+    assert type(source.read(0)["cls"]) is int
+
+
+def test_a_label_that_is_given_twice_alike_is_that(tmp_path):
+    source = ImageFolder(make(tmp_path, ["a.jpg"]), labels={"a": "cat", "a.jpg": "cat"})
+
+    assert source.classes == ("cat",)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "b.jpg"])
+def test_a_link_that_cannot_be_followed_is_an_error_that_says_so(tmp_path, target):
+    make(tmp_path, ["c/a.jpg"])
+    (tmp_path / "c/b.jpg").symlink_to(target)
+
+    with pytest.raises(SourceError, match=rf"b\.jpg: is a link to '{target}', which cannot be followed \("):
+        ImageFolder(tmp_path)
+
+
 def test_what_cannot_be_looked_at_is_an_error_and_not_left_out(tmp_path):
     make(tmp_path, ["c/a.jpg"])
-    (tmp_path / "c/b.jpg").symlink_to("nowhere")
-
-    with pytest.raises(FileNotFoundError, match=r"b\.jpg"):
-        ImageFolder(tmp_path)
-    (tmp_path / "c/b.jpg").unlink()
     os.mkfifo(tmp_path / "c/b.jpg")
     with pytest.raises(SourceError, match=r"b\.jpg: is neither a file nor a folder"):
         ImageFolder(tmp_path)
