@@ -35,8 +35,8 @@ def find_labels(
     """
     found: list[int | str] = []
     for path, key in zip(paths, keys, strict=True):
-        given = [labels[name] for name in (path, key) if name in labels]
-        label = given[0] if given else None
+        given: list[Any] = [labels[name] for name in (path, key) if name in labels]
+        label: Any = given[0] if given else None
         if given[1:] and given[1] != label:
             raise SourceError(
                 f"{os.fspath(folder)}: {path} has the label {label!r} by its path and {given[1]!r} by its key {key!r}; "
