@@ -15,7 +15,7 @@ from shardkit.columns import DecodedView
 from shardkit.errors import ShardError
 from shardkit.index import OFFSET, SIZE, read_index
 from shardkit.manifest import read_manifest
-from shardkit.reader import ShardLocation, find_shards, read_shard
+from shardkit.reader import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample
 from shardkit.storage import STDIN, local_path, split_url, storage_for
 
@@ -34,9 +34,9 @@ class ShardSource:
 
     Args:
         urls: A dataset's folder, a tar, a pattern, or a list of them.
-        filter: Called with each sample, a read-only mapping whose fields are decoded when they are looked at; False
-            leaves the sample out.
-        fields: The fields to keep, as for ``ShardStream``; None for all.
+        filter: Called with each sample, a read-only mapping of all of its fields, which are decoded when they are
+            looked at; False leaves the sample out.
+        fields: The fields to keep, and their new names, as for ``ShardStream``; None for all.
         allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
         storage_options: Passed to the storage.
 
@@ -71,13 +71,14 @@ class ShardSource:
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples, shard by shard; the fields are bytes."""
         decoder = Decoder()
+        read = self._selection if self._filter is None else EVERY_FIELD
         for location in self._locations:
-            for sample in read_shard(location, selection=self._selection, storage_options=self._storage_options):
+            for sample in read_shard(location, selection=read, storage_options=self._storage_options):
                 if self._filter is not None:
                     fields = {name: data for name, data in sample.items() if name not in RESERVED}
                     if not self._filter(DecodedView(sample[KEY], fields, decoder)):
                         continue
-                yield {name: value for name, value in sample.items() if value is not None}
+                yield {name: value for name, value in self._selection.pick(sample).items() if value is not None}
 
     def overlaps(self, folder: str) -> bool:
         """Say whether some of the shards lie in a folder."""

@@ -61,6 +61,20 @@ def test_only_the_fields_asked_for_are_taken(tmp_path, words, compression):
     assert read_all(tmp_path / "texts") == {key: {"txt": s["txt"]} for key, s in read_all(words).items()}
 
 
+@pytest.mark.parametrize("compression", ["none", "zst"])
+@pytest.mark.parametrize("keep", [None, lambda sample: sample["cls"] == 1])
+def test_fields_get_the_names_asked_for_and_a_missing_one_is_an_error(tmp_path, words, compression, keep):
+    pack(ShardSource(words), tmp_path / "first", compression=compression, progress=False)
+    fields = {"caption": "text;txt", "extra": "json?"}
+    pack(ShardSource(tmp_path / "first", fields=fields, filter=keep), tmp_path / "texts", progress=False)
+
+    kept = {key: s for key, s in read_all(words).items() if keep is None or s["cls"] == b"1"}
+    assert read_all(tmp_path / "texts") == {key: {"caption": s["txt"]} for key, s in kept.items()}
+    with pytest.raises(SampleError, match="has no field json "):
+        pack(ShardSource(words, fields=("cls", "json"), filter=keep), tmp_path / "missing", progress=False)
+    assert not list((tmp_path / "missing").glob("*.tar*"))
+
+
 def test_datasets_are_merged_and_a_key_in_both_is_an_error(tmp_path, words):
     pack(samples(50, prefix="other"), tmp_path / "other", progress=False)
 
