@@ -20,6 +20,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     pixels        arrays of pixels <-> image files
     codecs        a field's value <-> bytes
     columns       fields -> values in the index
+    transforms    what was read -> what a training loop gets
     headers       what a tar header says <-> its 512 bytes
     tar           members <-> bytes
     index         where each sample of a shard lies
@@ -43,6 +44,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     work          tasks in threads, processes, executors
     pack          a source -> a dataset: shuffled, levelled, split
 
+    ranks         which of how many processes this one is
     epochs        which epoch a pass over a stream is
     stream        shards -> samples for training, forward only
 
@@ -76,6 +78,7 @@ from shardkit.manifest import Manifest, Shard, read_manifest
 from shardkit.pack import pack
 from shardkit.shard_source import ShardSource
 from shardkit.sources import FileFolder, ImageFolder
+from shardkit.transforms import Rng
 from shardkit.verify import DamagedShard, Problem, VerifyReport, verify
 from shardkit.writer import ShardWriter
 
@@ -94,6 +97,7 @@ __all__ = [
     "Manifest",
     "MissingExtraError",
     "Problem",
+    "Rng",
     "SampleError",
     "Shard",
     "ShardError",

@@ -213,19 +213,30 @@ class FieldSelection:
         if not self.wanted:
             return sample
         picked = {name: sample[name] for name in sample if name in RESERVED}
+        for name, field in self.choose(sample).items():
+            picked[name] = None if field is None else sample[field]
+        return picked
+
+    def choose(self, sample: Mapping[str, Any]) -> dict[str, str | None]:
+        """Return for each wanted name the field of a sample that it is taken from; None if it may be missing, and is.
+
+        Raises:
+            SampleError: A field is missing and not optional.
+        """
+        chosen: dict[str, str | None] = {}
         for name, alternatives in self.wanted.items():
             for field in alternatives:
                 if field in sample:
-                    picked[name] = sample[field]
+                    chosen[name] = field
                     break
             else:
                 if name not in self.optional:
                     raise self._missing(sample, name, alternatives)
-                picked[name] = None
-        return picked
+                chosen[name] = None
+        return chosen
 
     @staticmethod
-    def _missing(sample: Sample, name: str, alternatives: tuple[str, ...]) -> SampleError:
+    def _missing(sample: Mapping[str, Any], name: str, alternatives: tuple[str, ...]) -> SampleError:
         key, url = str(sample.get(KEY, "")), str(sample.get(URL, ""))
         return SampleError(
             f"{url + ': ' if url else ''}sample {key!r}: has no field {' or '.join(alternatives)} (it has "

@@ -1,9 +1,9 @@
 """Shards -> samples for training, forward only: shuffled by shard and in a buffer, decoded, transformed, batched."""
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from os import PathLike
 from typing import Any, Literal, TypeVar
@@ -15,16 +15,18 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from shardkit.codecs import Decoder
 from shardkit.epochs import Pass, SharedEpochs, Skipped, Skipper
 from shardkit.errors import ArgumentError, CodecError, SampleError, check_whole
-from shardkit.hashing import derive, mix64_array, shuffled
+from shardkit.hashing import derive, hash_key, mix64_array, shuffled
 from shardkit.pixels import IMAGE_FIELDS
+from shardkit.ranks import check_place, find_place
 from shardkit.reader import ShardLocation, find_shards, read_shard
-from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
+from shardkit.sample import KEY, URL, FieldSelection, Sample
 from shardkit.storage import STDIN
+from shardkit.transforms import Rng, Transform, decode_fields
 
 T = TypeVar("T")
 
 # What a key is for, so that no two choices of an epoch are made by the same numbers.
-_SHARDS, _BUFFER, _REST = 1, 2, 3
+_SHARDS, _BUFFER, _REST, _TRANSFORM = 1, 2, 3, 4
 _DRAWS = 1024
 
 
@@ -61,7 +63,8 @@ class ShardStream(IterableDataset[Any]):
             one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
             spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
         transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
-            like ``{"image": function}``, which leaves None as it is. Its errors are never skipped.
+            like ``{"image": function}``, which leaves None as it is. A parameter named ``rng`` gets an ``Rng`` keyed
+            by seed, epoch and the sample's key. Its errors are never skipped.
         batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
             one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with the
             channels last in memory. By default, single samples.
@@ -109,7 +112,7 @@ class ShardStream(IterableDataset[Any]):
         seed: int = 0,
         buffer_size: int = 1000,
         open_shards: int = 4,
-        transform: Callable[[Sample], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
         batch_size: int | None = None,
         drop_last: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
@@ -121,19 +124,16 @@ class ShardStream(IterableDataset[Any]):
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-        self._place = None if rank is None and world_size is None else _checked_place(rank, world_size, "arguments")
+        self._place = None if rank is None and world_size is None else check_place(rank, world_size)
         self._selection = FieldSelection.parse(fields)
         if not isinstance(decode, bool | Decoder):
             raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
-        functions = transform.values() if isinstance(transform, Mapping) else [transform]
-        if transform is not None and not all(callable(function) for function in functions):
-            raise ArgumentError(f"transform is {transform!r}, expected a function, or a mapping of names to functions")
         self._decoder = (Decoder() if decode else None) if isinstance(decode, bool) else decode
         self._shuffle = shuffle
         self._seed = check_whole("seed", seed)
         self._buffer_size = check_whole("buffer_size", buffer_size, least=1)
         self._open_shards = check_whole("open_shards", open_shards, least=1)
-        self._transform = transform
+        self._transform = Transform.parse(transform)
         self._batch_size = None if batch_size is None else check_whole("batch_size", batch_size, least=1)
         self._drop_last = drop_last
         self._skips = on_error == "skip"
@@ -203,8 +203,8 @@ class ShardStream(IterableDataset[Any]):
             samples = _mix(samples, self._buffer_size, key)
         if self._selection.wanted or self._decoder:
             samples = self._decoded(samples, skipper)
-        if self._transform is not None:
-            samples = map(self._transform if callable(self._transform) else self._transform_fields, samples)
+        if self._transform:
+            samples = map(partial(self._transformed, derive(self._seed, current.epoch, _TRANSFORM)), samples)
         if self._batch_size is None:
             return samples
         return map(self._channels_first, _batches(samples, self._batch_size, drop_last=self._drop_last))
@@ -225,7 +225,7 @@ class ShardStream(IterableDataset[Any]):
     def _decoded(self, samples: Iterator[Sample], skipper: "Skipper | None") -> Iterator[Sample]:
         for sample in samples:
             try:
-                decoded = self._decode(sample)
+                decoded = decode_fields(sample, self._selection, self._decoder)
             except (CodecError, SampleError) as error:
                 if skipper is None:
                     raise
@@ -233,42 +233,12 @@ class ShardStream(IterableDataset[Any]):
                 continue
             yield decoded
 
-    def _decode(self, sample: Sample) -> Sample:
-        decoder = self._decoder
-        if decoder is None:
-            return self._selection.pick(sample)
-        if not self._selection.wanted:
-            return decoder.decode_sample(sample)
-        # Fields are decoded by their own names, and only those that are picked.
-        named = {name: value if name in RESERVED else (name, value) for name, value in sample.items()}
-        key, url = sample[KEY], sample[URL]
-        return {
-            name: value if name in RESERVED or value is None else decoder.decode(*value, key=key, url=url)
-            for name, value in self._selection.pick(named).items()
-        }
-
-    def _transform_fields(self, sample: Sample) -> Sample:
-        transforms = self._transform
-        if not isinstance(transforms, Mapping):
-            return sample
-        for name, function in transforms.items():
-            if name not in sample:
-                message = f"shard {sample[URL]}: sample {sample[KEY]!r} has no field {name!r}, which transform names"
-                raise SampleError(f"{message}; name fields that every sample has", key=sample[KEY], url=sample[URL])
-            if sample[name] is not None:
-                sample[name] = function(sample[name])
-        return sample
+    def _transformed(self, key: int, sample: Sample) -> Any:
+        return self._transform(sample, Rng(derive(key, hash_key(sample[KEY]))) if self._transform.needs_rng else None)
 
     def _find_place(self) -> tuple[int, int]:
         """Return rank and world size. They are looked for late, as torch.distributed may be initialised late."""
-        if self._place is not None:
-            return self._place
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank(), distributed.get_world_size()
-        rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-        if rank is None and world_size is None:
-            return 0, 1
-        return _checked_place(rank, world_size, "environment variables RANK and WORLD_SIZE")
+        return find_place() if self._place is None else self._place
 
     def _warn(self) -> None:
         _, world_size = self._find_place()
@@ -343,24 +313,6 @@ def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Ite
             )
             raise
         yield collated
-
-
-def _checked_place(rank: int | str | None, world_size: int | str | None, where: str) -> tuple[int, int]:
-    if rank is None or world_size is None:
-        raise ArgumentError(f"{where}: rank is {rank} and world_size is {world_size}; give both or neither")
-    place = _number("rank", rank, where), _number("world_size", world_size, where)
-    if not 0 <= place[0] < place[1]:
-        raise ArgumentError(f"{where}: rank must be in [0, {place[1]}), got {place[0]}")
-    return place
-
-
-def _number(name: str, value: int | str, where: str) -> int:
-    if not isinstance(value, str):
-        return check_whole(name, value)
-    try:
-        return int(value)
-    except ValueError as error:
-        raise ArgumentError(f"{where}: {name} is {value!r}, expected a number") from error
 
 
 def _warn_user(message: str) -> None:

@@ -25,6 +25,7 @@ LAYERS = [
         "pixels",
         "codecs",
         "columns",
+        "transforms",
         "headers",
         "tar",
         "index",
@@ -47,7 +48,7 @@ LAYERS = [
         "work",
         "pack",
     ],
-    *["epochs", "stream"],
+    *["ranks", "epochs", "stream"],
     *["verify", "inspection", "output", "cli"],
     "webdataset",
 ]
@@ -65,6 +66,8 @@ VOCABULARY = {
     # codecs: a value and its bytes, and the bounds on what they may claim
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
+    # what a random number is to be
+    *["high", "low", "mean", "n", "std", "values"],
 }
 
 HEAVY = {"PIL", "datasets", "pandas", "pyarrow", "simplejpeg", "torch", "webdataset"}

@@ -422,6 +422,18 @@ def test_transforms_take_samples_or_fields(shards):
         next(iter(ShardStream(shards, transform={"jpg": len}, shuffle=False)))
 
 
+def test_the_random_numbers_of_a_transform_follow_from_seed_epoch_and_key_alone(dataset):
+    def drawn(seed, epoch, **options):
+        stream = ShardStream(dataset, seed=seed, transform={"cls": lambda _, rng: rng.bits()}, **options)
+        stream.set_epoch(epoch)
+        return {sample[KEY]: sample["cls"] for sample in stream}
+
+    first = drawn(0, 0)
+
+    assert drawn(0, 0, shuffle=False) == first
+    assert len({*first.values(), *drawn(0, 1).values(), *drawn(1, 0).values()}) == 60
+
+
 def test_an_error_of_a_transform_is_never_skipped(shards):
     with pytest.raises(ZeroDivisionError):
         list(ShardStream(shards, transform=lambda sample: sample["cls"] / 0, on_error="skip"))
