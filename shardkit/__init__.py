@@ -48,6 +48,8 @@ The modules, in the order of a sample's way. Each imports only from those above 
     epochs        which epoch a pass over a stream is
     stream        shards -> samples for training, forward only
 
+    order         which sample comes at which position of an epoch
+
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
     output        what was found -> text

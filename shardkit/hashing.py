@@ -8,7 +8,7 @@ arithmetic is on unsigned 64-bit integers and wraps around. The finaliser is tha
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -104,15 +104,35 @@ class Permutation:
 
     def forward(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return where each of ``positions`` goes: int64, of the same shape, each in ``[0, n)``."""
-        x = self._rounds(positions.astype(np.uint64))
-        while (outside := x >= np.uint64(self.n)).any():
-            x[outside] = self._rounds(x[outside])
-        return x.astype(np.int64)
+        return self._walk(positions, self._rounds)
+
+    def inverse(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return what goes to each of ``places``: int64, of the same shape, each in ``[0, n)``.
+
+        Example:
+            >>> permutation = Permutation(5, key=derive(7))
+            >>> permutation.inverse(permutation.forward(np.arange(5))).tolist()
+            [0, 1, 2, 3, 4]
+        """
+        return self._walk(places, self._rounds_back)
+
+    def _walk(self, x: npt.NDArray[np.int64], rounds: Callable[[UInt64Array], UInt64Array]) -> npt.NDArray[np.int64]:
+        # The rounds permute a power of four; who leaves range(n) goes on until it is in it again.
+        y = rounds(x.astype(np.uint64))
+        while (outside := y >= np.uint64(self.n)).any():
+            y[outside] = rounds(y[outside])
+        return y.astype(np.int64)
 
     def _rounds(self, x: UInt64Array) -> UInt64Array:
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
             left, right = right, left ^ (mix64_array(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+    def _rounds_back(self, x: UInt64Array) -> UInt64Array:
+        left, right = x >> self._half, x & self._mask
+        for key in reversed(self._keys):
+            left, right = right ^ (mix64_array(left ^ key) & self._mask), left
         return (left << self._half) | right
 
 

@@ -49,6 +49,7 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
+    *["order"],
     *["verify", "inspection", "output", "cli"],
     "webdataset",
 ]
