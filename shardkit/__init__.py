@@ -49,6 +49,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     stream        shards -> samples for training, forward only
 
     order         which sample comes at which position of an epoch
+    blocks        one block's bytes -> its samples
 
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures

@@ -5,6 +5,8 @@ reported by the value that comes back, because only the caller can say where it 
 """
 
 import re
+from functools import lru_cache
+from struct import Struct
 from zlib import adler32
 
 from shardkit.errors import ArgumentError
@@ -36,6 +38,10 @@ UNREADABLE_TYPES = {
     "M": "the rest of a file from an earlier volume; write the archive again without tar's --multi-volume",
 }
 """Members whose data is not what follows the header."""
+
+COMMON_FIELDS = Struct("124x 11s B 12x 8s B 188x B 166x")
+"""Of a header that is as nearly all are: the digits of the size, the byte that ends them, the checksum, the type and
+the first byte of the prefix."""
 
 _MAX_USTAR_SIZE = 0o77777777777  # one byte less than 8 GiB
 # The values of hdrcharset under which a name is what it is elsewhere: UTF-8, or bytes.
@@ -113,6 +119,15 @@ def has_valid_checksum(header: bytes, stored: bytes) -> bool:
     summed = header[:148] + b" " * 8 + header[156:]
     unsigned = sum(summed)
     return checksum == unsigned or checksum == unsigned - 256 * sum(byte > 127 for byte in summed)
+
+
+@lru_cache(4096)  # most headers differ only in name, size and owner, so there are few sums
+def expected_adler32(stored: bytes) -> int:
+    """Return the low half of the Adler-32 of a header with this checksum: one more than the sum of its bytes.
+
+    The sum that is stored counts itself as eight spaces. Raises ValueError if it is no number.
+    """
+    return (int(stored[:6], 8) - 8 * 0x20 + adler32(stored)) & 0xFFFF
 
 
 def member_header(name: str, size: int) -> bytes:

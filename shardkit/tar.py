@@ -11,20 +11,20 @@ header only where ustar cannot say a name or a size.
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from struct import Struct
 from typing import NamedTuple
 from zlib import adler32
 
 from shardkit.errors import ShardError, TruncatedShardError
 from shardkit.headers import (
     BLOCK_BYTES,
+    COMMON_FIELDS,
     END_OF_ARCHIVE,
     EXTENSION_TYPES,
     MAX_EXTENSION_BYTES,
     REGULAR_TYPES,
     SKIPPED_TYPES,
     UNREADABLE_TYPES,
+    expected_adler32,
     has_valid_checksum,
     member_header,
     member_size,
@@ -48,9 +48,6 @@ _MIN_READ = 4 << 10
 _MAX_READ = 512 << 10  # the best of 64 KiB to 4 MiB on a memory file system: what is copied is still in the cache
 _ZEROS = bytes(BLOCK_BYTES)
 _NUL = b"\0"
-
-# The digits of the size, the byte that ends them, the checksum, the type and the first byte of the prefix.
-_COMMON_FIELDS = Struct("124x 11s B 12x 8s B 188x B 166x")
 
 
 class Member(NamedTuple):
@@ -111,7 +108,7 @@ def read_members(
     """
     archive = _Archive(stream, wanted, max_member_bytes, skipped)
     window = archive.window
-    common_fields, new = _COMMON_FIELDS.unpack_from, tuple.__new__
+    common_fields, new = COMMON_FIELDS.unpack_from, tuple.__new__
     while True:
         # The common case, a plain header, is done here, in about a microsecond and a half. It accepts only what is
         # certainly right, and leaves everything else, errors too, to the archive.
@@ -126,7 +123,7 @@ def read_members(
             try:
                 size = int(digits, 8)
                 name = header[:name_end].decode()
-                is_intact = adler32(header) & 0xFFFF == _expected_adler32(stored)
+                is_intact = adler32(header) & 0xFFFF == expected_adler32(stored)
             except ValueError:
                 break
             if (
@@ -156,15 +153,6 @@ def read_members(
         if found is None:
             return
         yield found
-
-
-@lru_cache(4096)  # most headers differ only in name, size and owner, so there are few sums
-def _expected_adler32(stored: bytes) -> int:
-    """Return the low half of the Adler-32 of a header with this checksum: one more than the sum of its bytes.
-
-    The sum that is stored counts itself as eight spaces.
-    """
-    return (int(stored[:6], 8) - 8 * 0x20 + adler32(stored)) & 0xFFFF
 
 
 class _Window:

@@ -49,7 +49,7 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
-    *["order"],
+    *["order", "blocks"],
     *["verify", "inspection", "output", "cli"],
     "webdataset",
 ]
