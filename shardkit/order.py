@@ -13,6 +13,7 @@ So a batch draws from every lane, a rank reads whole blocks, any position is com
 nothing depends on ranks, workers or time. The README specifies it, with test vectors.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
 
@@ -119,7 +120,8 @@ class OrderPlan:
         # If short blocks were as long as the others, line offsets would be places times the length. What is missing
         # from them up to an offset is all that has to be known.
         self._missing = _sums((size - runs[short] % size)[by_place])
-        self._short_ends = (places[by_place] + 1) * size - self._missing[1:]
+        self._short_places = places[by_place]
+        self._short_ends = (self._short_places + 1) * size - self._missing[1:]
         # As many samples as a block has on average, so that a lane has about two blocks open whatever was selected.
         self._window = -(-self.num_samples // self.num_blocks) if self.num_blocks else 1
         self._window_key = derive(seed, epoch, _WINDOW)
@@ -160,36 +162,80 @@ class OrderPlan:
         lanes, offsets = positions % self.lanes, positions // self.lanes
         windows = self._windows(lanes, offsets)
         found = Located(np.empty_like(positions), lanes, np.empty_like(positions))
-        # Window by window, some at a time.
-        ids = windows * self.lanes + lanes
+        for chosen, rows, first in self._by_window(windows * self.lanes + lanes):
+            self._fill(found, chosen, rows, offsets[chosen], lanes[first], windows[first])
+        return found
+
+    def positions_of(self, samples: npt.ArrayLike) -> IntArray:
+        """Return the positions at which samples come, the inverse of ``samples_at``: int64, (samples,).
+
+        Raises:
+            ArgumentError: A sample is not in the dataset.
+
+        Example:
+            >>> OrderPlan([5, 4], 2, seed=0, epoch=0, lanes=2).positions_of([2, 6, 1]).tolist()
+            [0, 1, 7]
+        """
+        samples = np.asarray(samples, dtype=np.int64)
+        if samples.size and not 0 <= samples.min() <= samples.max() < self.num_samples:
+            raise ArgumentError(f"samples must be in [0, {self.num_samples:,}), as many as the dataset has")
+        runs = np.searchsorted(self._first_sample, samples, side="right") - 1
+        blocks, rest = np.divmod(samples - self._first_sample[runs], self._block_samples)
+        places = self._first_block[runs] + blocks
+        if self.shuffle:
+            places = self._permutation.forward(places)
+        line = places * self._block_samples - self._missing[np.searchsorted(self._short_places, places)] + rest
+        lanes = np.searchsorted(self._starts, line, side="right") - 1
+        offsets = line - self._starts[lanes]
+        if self.shuffle:
+            windows = self._windows(lanes, offsets)
+            for chosen, rows, first in self._by_window(windows * self.lanes + lanes):
+                lows, sizes = self._bounds(lanes[first], windows[first])
+                places_in = np.argsort(self._mix(lanes[first], windows[first], sizes), axis=1)
+                offsets[chosen] = lows[rows] + places_in[rows, offsets[chosen] - lows[rows]]
+        return offsets * self.lanes + lanes
+
+    def cut_samples(self) -> int:
+        """Return how many samples are read once more in an epoch, because the end of a lane cuts their block in two."""
+        line = self._starts[1:-1]
+        line = line[line < self.num_samples]
+        places, rest = self._places(line)
+        starts = line - rest
+        return int((self._blocks(places, starts)[1] - starts)[rest > 0].sum())
+
+    def _by_window(self, ids: IntArray) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+        """Yield elements that share windows, some windows at a time.
+
+        Args:
+            ids: The window of each element.
+
+        Yields:
+            The numbers of some elements; for each of these, which of the windows it is in; for each of the windows,
+            the number of one element.
+        """
         order = np.argsort(ids)
         begins = np.flatnonzero(np.diff(ids[order], prepend=-1))
         at_a_time = max(1, _AT_A_TIME // self._window)
         for i in range(0, len(begins), at_a_time):
             some = begins[i : i + at_a_time]
             end = begins[i + at_a_time] if i + at_a_time < len(begins) else len(order)
-            chosen = order[some[0] : end]
-            rows = np.repeat(np.arange(len(some)), np.diff(some, append=end))
-            first = order[some]
-            self._fill(found, chosen, rows, offsets[chosen], lanes[first], windows[first])
-        return found
+            yield order[some[0] : end], np.repeat(np.arange(len(some)), np.diff(some, append=end)), order[some]
 
     def _fill(
         self, found: Located, chosen: IntArray, rows: IntArray, offsets: IntArray, lanes: IntArray, windows: IntArray
     ) -> None:
         """Fill in what is found at positions that lie in some windows."""
-        lows, highs = np.maximum(0, self._ends(lanes, windows - 1)), self._ends(lanes, windows)
-        within = np.arange(self._window)
-        line = self._starts[lanes, None] + np.minimum(lows[:, None] + within, highs[:, None] - 1)
-        # The place of each sample's block among all blocks. Neighbours share it, so blocks are looked up once.
-        padded = line + self._missing[np.searchsorted(self._short_ends, line, side="right")]
-        places, rest = np.divmod(padded, self._block_samples)
+        lows, sizes = self._bounds(lanes, windows)
+        within = np.minimum(np.arange(self._window), sizes[:, None] - 1)
+        line = self._starts[lanes, None] + lows[:, None] + within
+        # Neighbours share a block, so blocks are looked up once.
+        places, rest = self._places(line)
         is_new = np.diff(places, axis=1, prepend=-1) != 0
         piece = np.cumsum(is_new).reshape(is_new.shape) - 1
         base, ends = self._blocks(places[is_new], (line - rest)[is_new])
         picked = offsets - lows[rows]
         if self.shuffle:
-            picked = self._mix(lanes, windows, highs - lows)[rows, picked]
+            picked = self._mix(lanes, windows, sizes)[rows, picked]
         pieces = piece[rows, picked]
         found.samples[chosen] = base[pieces] + rest[rows, picked]
         found.release[chosen] = self._releases(ends, lanes[np.nonzero(is_new)[0]])[pieces]
@@ -202,6 +248,11 @@ class OrderPlan:
         hashes[numbers >= sizes[:, None]] = np.iinfo(np.uint64).max
         order: IntArray = np.argsort(hashes, axis=1, kind="stable")
         return order
+
+    def _places(self, line: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the places of the blocks at offsets of the line, and how far the offsets are in their blocks."""
+        padded = line + self._missing[np.searchsorted(self._short_ends, line, side="right")]
+        return np.divmod(padded, self._block_samples)
 
     def _blocks(self, places: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
         """Return the first samples of blocks, and where they end on the line."""
@@ -220,6 +271,11 @@ class OrderPlan:
         """Return the numbers of the windows that offsets of lanes are in."""
         windows: IntArray = (offsets + self._window - self._stagger[lanes]) // self._window
         return windows
+
+    def _bounds(self, lanes: IntArray, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the offsets at which windows of lanes begin, and how many samples they have."""
+        lows = np.maximum(0, self._ends(lanes, windows - 1))
+        return lows, self._ends(lanes, windows) - lows
 
     def _ends(self, lanes: IntArray, windows: IntArray) -> IntArray:
         """Return the offsets at which windows of lanes end."""

@@ -98,6 +98,27 @@ def test_any_positions_are_known_without_those_before_them(runs, block_samples, 
     assert [int(plan.samples_at([p])[0]) for p in positions] == [order[p] for p in positions]
 
 
+@given(runs=RUNS, block_samples=BLOCK, lanes=MANY_LANES, shuffle=st.booleans(), data=st.data())
+def test_it_is_known_when_a_sample_comes(runs, block_samples, lanes, shuffle, data):
+    plan = plan_of(runs, block_samples, lanes=lanes, shuffle=shuffle)
+    order = whole(plan)
+    samples = data.draw(st.lists(st.sampled_from(order), max_size=20)) if order else []
+
+    assert plan.positions_of(order).tolist() == list(range(len(order)))
+    assert plan.positions_of(samples).tolist() == [order.index(sample) for sample in samples]
+
+
+@given(runs=RUNS, block_samples=BLOCK, lanes=MANY_LANES)
+def test_it_is_known_how_much_the_ends_of_lanes_cost(runs, block_samples, lanes):
+    plan = plan_of(runs, block_samples, lanes=lanes)
+    found = plan.locate(np.arange(plan.num_samples))
+    blocks = blocks_of(runs, block_samples)
+    block_of = {sample: i for i, block in enumerate(blocks) for sample in block}
+    read = {(lane, block_of[sample]) for lane, sample in zip(found.lanes.tolist(), found.samples.tolist(), strict=True)}
+
+    assert sum(len(blocks[block]) for _, block in read) == plan.num_samples + plan.cut_samples()
+
+
 def test_many_positions_are_known_as_few_are():
     plan = plan_of([100_000, 7, 200_001], 1000, lanes=60)
     positions = np.arange(plan.num_samples)
@@ -318,6 +339,8 @@ def test_what_is_no_plan_is_an_error(arguments, message):
 def test_a_position_beyond_the_epoch_is_an_error(position):
     with pytest.raises(ArgumentError, match=r"positions must be in \[0, 9\)"):
         plan_of([5, 4]).samples_at([0, position])
+    with pytest.raises(ArgumentError, match=r"samples must be in \[0, 9\)"):
+        plan_of([5, 4]).positions_of([0, position])
 
 
 VECTORS = json.loads(
