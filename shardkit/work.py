@@ -3,16 +3,19 @@
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import get_context, parent_process
-from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event as EventClass
-from typing import Literal, Protocol, TypeVar
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_connections
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.resource_tracker import ensure_running
+from typing import Any, Literal, Protocol, TypeVar
 
-from shardkit.errors import ArgumentError, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -82,16 +85,11 @@ class Workers:
             with ThreadPoolExecutor(self._count, thread_name_prefix="shardkit-pack") as threads:
                 yield from _submit(threads, tasks, 2 * self._count, threading.Event())
         else:
-            context = get_context("spawn")
-            stop = context.Event()
-            with ProcessPoolExecutor(
-                self._count, mp_context=context, initializer=_start_worker, initargs=(stop,)
-            ) as processes:
-                yield from _submit(processes, tasks, 2 * self._count, stop)
+            yield from _in_processes(tasks, self._count)
 
 
 def _submit(
-    executor: Executor, tasks: Iterable[Task[R_co]], window: int, stop: threading.Event | EventClass
+    executor: Executor, tasks: Iterable[Task[R_co]], window: int, stop: threading.Event
 ) -> Generator[R_co, None, None]:
     """Keep up to ``window`` tasks in the executor, so that not all of them are pickled at once."""
     remaining = iter(tasks)
@@ -112,6 +110,132 @@ def _submit(
         wait([future for future in pending if not future.cancel()])
 
 
+def _run(task: Task[R_co]) -> R_co:
+    return task.run(threading.Event())
+
+
+class _Process:
+    """A process of our own, which does one task after the other.
+
+    It is reached by pipes alone. The queues of ``ProcessPoolExecutor`` need semaphores that have names in ``/dev/shm``,
+    where they stay for ever when a whole group of processes is killed.
+    """
+
+    def __init__(self, stop: Connection) -> None:
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, stop))
+        ensure_running()  # the first process would start it, which lets Ctrl-C through again
+        with _uninterrupted():
+            self._process.start()
+        theirs.close()
+
+    def receive(self) -> Any:
+        """Return the result of its task. Raises what the task raised."""
+        try:
+            is_result, value = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+        if not is_result:
+            raise value
+        return value
+
+    def send(self, task: Task[object]) -> None:
+        """Give it a task. Raises ArgumentError if the task cannot be pickled."""
+        try:
+            request = bytes(ForkingPickler.dumps(task))
+        except Exception as error:
+            raise ArgumentError(
+                f"worker_type='process': what the processes need cannot be pickled ({error}); define functions at the "
+                "top level of a module, or use threads"
+            ) from error
+        try:
+            self.connection.send_bytes(request)
+        except OSError as error:
+            raise self._ended() from error
+
+    def join(self) -> None:
+        """Wait until it has ended, which it does soon after its connection is closed and it is told to stop."""
+        self._process.join()
+        self._process.close()
+
+    def _ended(self) -> ShardkitError:
+        self._process.join()
+        return ShardkitError(
+            f"a worker process ended with exit code {self._process.exitcode} before its task was done: if that is -9, "
+            "perhaps for want of memory; if 1, perhaps because the script does its work outside of "
+            "`if __name__ == '__main__':`. Fewer num_workers need less memory; the same call goes on"
+        )
+
+
+def _in_processes(tasks: Iterable[Task[R_co]], count: int) -> Generator[R_co, None, None]:
+    remaining = iter(tasks)
+    stop, stopper = get_context("spawn").Pipe(duplex=False)
+    idle: list[_Process] = []
+    busy: dict[Connection, _Process] = {}
+    results: list[R_co] = []
+    try:
+        while True:
+            given = list(islice(remaining, count - len(busy)))
+            while len(idle) < len(given):  # all of them start at the same time
+                idle.append(_Process(stop))
+            for task in given:
+                process = idle.pop()
+                busy[process.connection] = process
+                process.send(task)
+            yield from results
+            if not busy:
+                return
+            results = []
+            ready = wait_for_connections(list(busy))
+            for connection in [connection for connection in busy if connection in ready]:
+                results.append(busy[connection].receive())
+                idle.append(busy.pop(connection))
+    finally:
+        stopper.send_bytes(b"")
+        processes = [*idle, *busy.values()]
+        for process in processes:
+            process.connection.close()
+        for process in processes:
+            process.join()
+        stopper.close()
+        stop.close()
+
+
+def _serve(connection: Connection, stop: Connection) -> None:
+    """Do what is asked for, in a process of its own, until nobody asks any more."""
+    sign = threading.Event()
+    threading.Thread(target=_watch, args=(stop, sign), daemon=True).start()
+    with suppress(EOFError, OSError):  # the caller has gone, or has closed the connection
+        while True:
+            request = connection.recv_bytes()
+            connection.send_bytes(_reply(request, sign))
+
+
+def _reply(request: bytes, stop: StopSign) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps((True, ForkingPickler.loads(request).run(stop))))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
+        error.add_note(f"It was raised in a worker process:\n{traceback.format_exc()}")
+        try:
+            reply = bytes(ForkingPickler.dumps((False, error)))
+            ForkingPickler.loads(reply)
+        except Exception:  # noqa: BLE001 - an error may be anything
+            told = ShardkitError(f"{type(error).__name__} in a worker process: {error}")
+            reply = bytes(ForkingPickler.dumps((False, told)))
+        return reply
+
+
+def _watch(stop: Connection, sign: threading.Event) -> None:
+    """Set the sign when the parent says so or was killed; if it was killed, end also what does not look at the sign."""
+    stop.poll(None)
+    sign.set()
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Hold back Ctrl-C for a moment. Processes begun meanwhile never see it: they would print what they were at."""
@@ -120,25 +244,3 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-
-
-_worker_stop: StopSign = threading.Event()  # in a process of our own, set by the parent
-
-
-def _run(task: Task[R_co]) -> R_co:
-    return task.run(_worker_stop)
-
-
-def _start_worker(stop: StopSign) -> None:
-    """Prepare a process: it ends when its parent says so or was killed, and not by a Ctrl-C that the parent handles."""
-    global _worker_stop  # noqa: PLW0603 - the only way in that a process pool leaves
-    _worker_stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-
-
-def _die_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
