@@ -176,7 +176,9 @@ def index(
     out: Annotated[str | None, typer.Option(help="Where indexes and manifest go, if not beside the shards.")] = None,
     column: Columns = None,
     block_bytes: BlockBytes = "1MB",
-    class_name: Annotated[list[str] | None, typer.Option("--class", help="The classes' names, in order.")] = None,
+    class_name: Annotated[
+        list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:

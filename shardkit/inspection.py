@@ -21,7 +21,7 @@ from shardkit.pixels import IMAGE_FIELDS
 from shardkit.reader import ShardLocation, find_shards
 from shardkit.sample import KEY, split_name
 from shardkit.scan import group_members, range_reader
-from shardkit.storage import Storage, storage_for
+from shardkit.storage import Storage, join, storage_for
 from shardkit.tar import read_members
 
 FILE_SYSTEM_BLOCK = 4096
@@ -132,9 +132,11 @@ def _open(
 ) -> tuple[Manifest | None, list[_Shard]]:
     locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
     manifest = None
-    if isinstance(urls, str) and locations[0].shard and "{" not in urls:  # one dataset
+    first = locations[0]
+    if isinstance(urls, str) and first.shard:
         folder = urls.rstrip("/") or urls
-        manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
+        if "{" not in folder or first.index_url == join(folder, first.shard.index_url):  # one dataset
+            manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
     return manifest, [_Shard(storage_for(location.url, storage_options), location) for location in locations]
 
 

@@ -230,6 +230,16 @@ def test_stats_print_tables(originals, bare):
     assert invoke("stats", bare).exit_code == 0
 
 
+def test_a_dataset_whose_name_is_like_a_pattern_is_that_dataset(tmp_path, originals):
+    folder = shutil.copytree(originals["none"], tmp_path / "train{1..2}[x]")
+
+    assert compute_statistics(str(folder)) == compute_statistics(str(originals["none"]))
+    assert invoke("cat", folder, "0001", "cls").stdout == "1"
+    shutil.copytree(folder, tmp_path / "a")
+    shutil.copytree(folder, tmp_path / "b")
+    assert invoke("stats", tmp_path / "{a,b}").stdout.startswith("28 samples in 4 shards\n")
+
+
 def test_index_makes_a_dataset(bare):
     result = invoke("index", bare, "--column", "label=cls", "--class", "cat", "--class", "dog", "--json")
 
