@@ -3,7 +3,6 @@
 import io
 import pickle
 import struct
-import tracemalloc
 import warnings
 import zipfile
 
@@ -16,43 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from shardkit.codecs import Decoder, encode
 from shardkit.errors import CodecError
-
-MIB = 1 << 20
-DECODER = Decoder()
-
-dtypes = npst.scalar_dtypes() | npst.array_dtypes(max_size=3) | npst.unicode_string_dtypes() | npst.byte_string_dtypes()
-arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=0, min_side=0, max_side=4))
-
-
-def round_trip(field, value):
-    data = encode(field, value)
-
-    assert isinstance(data, bytes)
-    return DECODER.decode(field, data)
-
-
-def same_array(a, b):
-    """Return whether two arrays are equal to the bit, NaNs and zeros' signs included."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def peak_memory(function):
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def refuses(field, data, cause, decoder=DECODER):
-    """Check that data is refused for a cause, with little memory."""
-
-    def decode():
-        with pytest.raises(CodecError, match=cause):
-            decoder.decode(field, data, key="0001", url="a.tar")
-
-    assert peak_memory(decode) < 4 * MIB + 2 * len(data)
+from tests.shared import DECODER, MIB, arrays, refuses, round_trip, same_array
 
 
 @given(array=arrays)

@@ -17,13 +17,11 @@ from shardkit.index import read_index
 from shardkit.inspection import Footprint, Sizes, compute_statistics, recognise_source
 from shardkit.manifest import read_manifest
 from shardkit.storage import LocalStorage
-from shardkit.tar import END_OF_ARCHIVE, member_header, padding
 from shardkit.writer import ShardWriter
+from tests.shared import COMPRESSIONS, every_compression, tar_of
 
 STORAGE = LocalStorage()
-COMPRESSIONS = ["none", "zst", "gz"]
 NUM_SAMPLES = 14
-every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
 
 
 def invoke(*arguments):
@@ -48,22 +46,11 @@ def originals(tmp_path_factory):
 
 
 @pytest.fixture
-def dataset(tmp_path, originals):
-    """Return what makes a copy of a dataset to be damaged."""
-
-    def copy(compression="none"):
-        return Path(shutil.copytree(originals[compression], tmp_path / compression / "train"))
-
-    return copy
-
-
-@pytest.fixture
 def bare(tmp_path):
     """Return a folder with one tar and no manifest."""
     members = [("a.txt", b"one"), ("a.cls", b"1"), ("b.txt", b"two")]
-    parts = [member_header(name, len(data)) + data + bytes(padding(len(data))) for name, data in members]
     (tmp_path / "bare").mkdir()
-    (tmp_path / "bare/x.tar").write_bytes(b"".join(parts) + END_OF_ARCHIVE)
+    (tmp_path / "bare/x.tar").write_bytes(tar_of(members))
     return tmp_path / "bare"
 
 
@@ -139,7 +126,7 @@ def test_ls_lists_samples_with_the_sizes_of_their_fields(compression, originals)
 
 
 def test_a_key_cannot_give_orders_to_the_terminal(tmp_path):
-    (tmp_path / "x.tar").write_bytes(member_header("a\x1b[2J.txt", 0) + END_OF_ARCHIVE)
+    (tmp_path / "x.tar").write_bytes(tar_of([("a\x1b[2J.txt", b"")]))
 
     assert invoke("ls", tmp_path).stdout == "a\\x1b[2J\ttxt 0\n"
 

@@ -1,33 +1,26 @@
 """Values come back as they were given, strangers' bytes take no more than they may, and every error says where."""
 
 import gzip
-import io
 import json
 import multiprocessing
 import pickle
 import struct
-import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from shardkit import codecs as codecs_module
 from shardkit.codecs import Codec, Decoder, encode, register_codec, registered_codecs
 from shardkit.compress import compress_frame
 from shardkit.errors import ArgumentError, CodecError
+from tests.shared import DECODER, MIB, PHOTO, refuses, round_trip, same_array
 
-MIB = 1 << 20
-DECODER = Decoder()
 SUFFIXES = ["", ".gz", ".zst", ".zst.gz"]
 IMAGE_FIELDS = ["jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm"]
-# Smooth colours with some noise, so that every format has something to do.
-PHOTO = np.clip(np.add.outer(np.arange(40) * 3, np.arange(48) * 2)[:, :, None] + [0, 20, 40], 0, 255).astype(np.uint8)
-PHOTO[::3, ::5] ^= 21
 
 fields_with_suffixes = st.tuples(st.sampled_from(["", "a.", "seg.b."]), st.sampled_from(SUFFIXES))
 json_values = st.recursive(
@@ -35,46 +28,6 @@ json_values = st.recursive(
     lambda values: st.lists(values) | st.dictionaries(st.text(), values),
     max_leaves=10,
 ).filter(lambda value: not isinstance(value, str))
-dtypes = npst.scalar_dtypes() | npst.array_dtypes(max_size=3) | npst.unicode_string_dtypes() | npst.byte_string_dtypes()
-arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=0, min_side=0, max_side=4))
-
-
-def round_trip(field, value):
-    data = encode(field, value)
-
-    assert isinstance(data, bytes)
-    return DECODER.decode(field, data)
-
-
-def saved(image, form, **options):
-    """Return the bytes of an image file."""
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
-def same_array(a, b):
-    """Return whether two arrays are equal to the bit, NaNs and zeros' signs included."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def peak_memory(function):
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def refuses(field, data, cause, decoder=DECODER):
-    """Check that data is refused for a cause, with little memory."""
-
-    def decode():
-        with pytest.raises(CodecError, match=cause):
-            decoder.decode(field, data, key="0001", url="a.tar")
-
-    assert peak_memory(decode) < 4 * MIB + 2 * len(data)
 
 
 # Every pair gives back what it was given

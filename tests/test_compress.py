@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import tarfile
-import tracemalloc
 import zlib
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from shardkit.compress import (
 from shardkit.decompress import decompress
 from shardkit.errors import ArgumentError, CodecError, ShardError, TruncatedShardError
 from shardkit.storage import LocalStorage, LocalStream
+from tests.shared import MIB, peak_memory
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -41,7 +41,6 @@ else:
     from backports import zstd
 
 URL = "shards/train-000000.tar.zst"
-MIB = 1 << 20
 
 
 def zst_member(data, *, says_size=True):
@@ -109,15 +108,6 @@ def framed(contents, level=3):
 def seek_table_of(tmp_path, data):
     (tmp_path / "shard").write_bytes(data)
     return read_seek_table(LocalStorage(), str(tmp_path / "shard"), len(data))
-
-
-def peak_memory(function):
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 # Streams

@@ -41,8 +41,9 @@ from shardkit.manifest import UNFINISHED_NAME, read_manifest
 from shardkit.reader import find_shards, read_shard
 from shardkit.scan import count_repeated_keys
 from shardkit.storage import LocalStorage
-from shardkit.tar import END_OF_ARCHIVE, member_header, padding
+from shardkit.tar import END_OF_ARCHIVE
 from shardkit.writer import ShardWriter
+from tests.shared import tar_of
 
 STORAGE = LocalStorage()
 LONG = "folder/" * 20 + "ünïcode "
@@ -55,12 +56,6 @@ SAMPLES = {
 
 def members_of(samples):
     return [(f"{key}.{field}", data) for key, fields in samples.items() for field, data in fields.items()]
-
-
-def tar_of(members):
-    """Return a tar of (name, data) pairs, as shardkit writes it but for rules about names."""
-    parts = [member_header(name, len(data)) + data + bytes(padding(len(data))) for name, data in members]
-    return b"".join(parts) + END_OF_ARCHIVE
 
 
 def write_with_webdataset(path, _):

@@ -4,7 +4,6 @@ import io
 import pickle
 import struct
 import sys
-import tracemalloc
 import warnings
 import zlib
 
@@ -18,51 +17,7 @@ from PIL import Image, ImageFile
 from shardkit import pixels
 from shardkit.codecs import MAX_PIXELS, Decoder, encode
 from shardkit.errors import CodecError
-
-MIB = 1 << 20
-DECODER = Decoder()
-# Smooth colours with some noise, so that every format has something to do.
-PHOTO = np.clip(np.add.outer(np.arange(40) * 3, np.arange(48) * 2)[:, :, None] + [0, 20, 40], 0, 255).astype(np.uint8)
-PHOTO[::3, ::5] ^= 21
-
-
-def round_trip(field, value):
-    data = encode(field, value)
-
-    assert isinstance(data, bytes)
-    return DECODER.decode(field, data)
-
-
-def saved(image, form, **options):
-    """Return the bytes of an image file."""
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
-def same_array(a, b):
-    """Return whether two arrays are equal to the bit, NaNs and zeros' signs included."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def peak_memory(function):
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def refuses(field, data, cause, decoder=DECODER):
-    """Check that data is refused for a cause, with little memory."""
-
-    def decode():
-        with pytest.raises(CodecError, match=cause):
-            decoder.decode(field, data, key="0001", url="a.tar")
-
-    assert peak_memory(decode) < 4 * MIB + 2 * len(data)
-
+from tests.shared import DECODER, PHOTO, refuses, round_trip, same_array, saved
 
 sizes = st.tuples(st.integers(1, 20), st.integers(1, 20))
 colour_images = npst.arrays(np.uint8, sizes.map(lambda size: (*size, 3)))

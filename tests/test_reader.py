@@ -16,12 +16,8 @@ from shardkit.manifest import Manifest, Shard, strip_suffix
 from shardkit.reader import ShardLocation, _group, find_shards, read_shard
 from shardkit.sample import KEY, URL, FieldSelection, split_name
 from shardkit.storage import LocalStorage, LocalStream
-from shardkit.tar import END_OF_ARCHIVE, Member, member_header, padding
-
-
-def tar(members):
-    """Return a tar of (name, data) members."""
-    return b"".join(member_header(n, len(d)) + d + bytes(padding(len(d))) for n, d in members) + END_OF_ARCHIVE
+from shardkit.tar import END_OF_ARCHIVE, Member, padding
+from tests.shared import tar_of as tar
 
 
 def samples_of(numbers):

@@ -21,14 +21,12 @@ from shardkit.indexing import index_shards
 from shardkit.manifest import UNFINISHED_NAME, Manifest
 from shardkit.reader import find_shards, read_shard
 from shardkit.storage import LocalStorage
-from shardkit.tar import END_OF_ARCHIVE, member_header, padding
 from shardkit.verify import verify
 from shardkit.writer import ShardWriter
+from tests.shared import COMPRESSIONS, every_compression, tar_of
 
 STORAGE = LocalStorage()
-COMPRESSIONS = ["none", "zst", "gz"]
 NUM_SAMPLES = 14
-every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
 
 
 def write_dataset(folder, compression):
@@ -47,16 +45,6 @@ def originals(tmp_path_factory):
         folders[compression] = tmp_path_factory.mktemp(compression) / "train"
         write_dataset(folders[compression], compression)
     return folders
-
-
-@pytest.fixture
-def dataset(tmp_path, originals):
-    """Return what makes a copy of a dataset to be damaged."""
-
-    def copy(compression="none"):
-        return Path(shutil.copytree(originals[compression], tmp_path / compression / "train"))
-
-    return copy
 
 
 def shard_of(folder, i=0):
@@ -408,13 +396,9 @@ def test_a_manifest_that_was_edited_is_reported(name, value, dataset):
     assert not verify(str(folder)).ok
 
 
-def tar_of(names):
-    return b"".join(member_header(name, 3) + b"one" + bytes(padding(3)) for name in names) + END_OF_ARCHIVE
-
-
 def test_keys_that_should_be_unique_and_are_not_are_reported(tmp_path):
     for i in range(2):
-        (tmp_path / f"{i}.tar").write_bytes(tar_of(["a.txt", f"b{i}.txt"]))
+        (tmp_path / f"{i}.tar").write_bytes(tar_of((name, b"one") for name in ["a.txt", f"b{i}.txt"]))
     manifest = index_shards(str(tmp_path))
 
     assert verify(str(tmp_path)).ok
@@ -426,7 +410,7 @@ def test_keys_that_should_be_unique_and_are_not_are_reported(tmp_path):
 
 def test_shards_without_a_manifest_are_verified_as_far_as_a_tar_tells(tmp_path):
     for i in range(3):
-        (tmp_path / f"{i}.tar").write_bytes(tar_of(["a.txt", "b.txt", "c.txt"]))
+        (tmp_path / f"{i}.tar").write_bytes(tar_of((name, b"one") for name in ["a.txt", "b.txt", "c.txt"]))
     pq.write_table(pa.table({"url": ["http://..."]}), tmp_path / "0.parquet")  # as img2dataset does
     flip(tmp_path / "1.tar", 2 * 1024 + 5)
 

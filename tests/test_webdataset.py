@@ -18,7 +18,7 @@ from shardkit.sample import KEY, URL
 from shardkit.stream import StreamWarning
 from shardkit.webdataset import WebDataset
 from shardkit.writer import ShardWriter
-from tests.test_reader import tar
+from tests.shared import tar_of as tar
 
 pytestmark = [
     # A stream says that shards without an index have none.

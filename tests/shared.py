@@ -1,0 +1,71 @@
+"""What tests of several modules share."""
+
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis.extra import numpy as npst
+
+from shardkit.codecs import Decoder, encode
+from shardkit.errors import CodecError
+from shardkit.tar import END_OF_ARCHIVE, member_header, padding
+
+MIB = 1 << 20
+DECODER = Decoder()
+COMPRESSIONS = ["none", "zst", "gz"]
+every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
+
+# Smooth colours with some noise, so that every format has something to do.
+PHOTO = np.clip(np.add.outer(np.arange(40) * 3, np.arange(48) * 2)[:, :, None] + [0, 20, 40], 0, 255).astype(np.uint8)
+PHOTO[::3, ::5] ^= 21
+
+# Arrays of all types that a file can hold.
+dtypes = npst.scalar_dtypes() | npst.array_dtypes(max_size=3) | npst.unicode_string_dtypes() | npst.byte_string_dtypes()
+arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=0, min_side=0, max_side=4))
+
+
+def tar_of(members):
+    """Return a tar of (name, data) pairs, as shardkit writes it but for rules about names."""
+    parts = [member_header(name, len(data)) + data + bytes(padding(len(data))) for name, data in members]
+    return b"".join(parts) + END_OF_ARCHIVE
+
+
+def round_trip(field, value):
+    """Return what is decoded from what a value is encoded to."""
+    data = encode(field, value)
+
+    assert isinstance(data, bytes)
+    return DECODER.decode(field, data)
+
+
+def saved(image, form, **options):
+    """Return the bytes of an image file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def same_array(a, b):
+    """Return whether two arrays are equal to the bit, NaNs and zeros' signs included."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def peak_memory(function):
+    """Return how many bytes of Python's memory a function has taken at most."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def refuses(field, data, cause, decoder=DECODER):
+    """Check that data is refused for a cause, with little memory."""
+
+    def decode():
+        with pytest.raises(CodecError, match=cause):
+            decoder.decode(field, data, key="0001", url="a.tar")
+
+    assert peak_memory(decode) < 4 * MIB + 2 * len(data)
