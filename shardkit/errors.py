@@ -12,6 +12,8 @@
     ├── DatasetError             a manifest, an index or a directory of shards is not usable
     │   ├── DatasetExistsError   ... because another dataset is in the way
     │   └── UnfinishedDatasetError  ... because it is still being written, or its writer was killed
+    ├── StateError               a loader's state is of another dataset, order or version
+    ├── WorkerError              a worker process has died
     ├── TooManySkippedError      more was skipped than ``max_skipped`` allows
     └── MissingExtraError        an optional dependency is needed (also an ImportError)
 
@@ -88,6 +90,14 @@ class DatasetExistsError(DatasetError):
 
 class UnfinishedDatasetError(DatasetError):
     """The dataset is still being written, or its writer was killed. Running the same pack again goes on."""
+
+
+class StateError(ShardkitError):
+    """A loader's state belongs to another dataset, order or version. The loader is as it was."""
+
+
+class WorkerError(ShardkitError):
+    """A worker process has died, or cannot be started. The batches returned before are whole."""
 
 
 class TooManySkippedError(ShardkitError):

@@ -1,0 +1,246 @@
+"""The bytes of a sample -> a row of a batch, here or in another process.
+
+A worker process gets rows' bytes through a pipe and sends back what it made of them. It has no other connection to
+anything, no files and no shared memory, so nothing is left of it when its parent is killed: the pipe ends, and so does
+it.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+import traceback
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from shardkit.codecs import Decoder
+from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
+from shardkit.hashing import derive
+from shardkit.sample import FieldSelection, Sample
+from shardkit.transforms import Rng, Transform, decode_fields
+
+_TRANSFORM = 4  # what the keys of transforms are for; the order's have 1 to 3
+
+
+class RawRow(NamedTuple):
+    """A row to be made: a sample's bytes, and its place in the training.
+
+    Attributes:
+        sample: The fields' bytes, with ``__key__`` and ``__url__``; or the error that reading them gave.
+        epoch: The epoch.
+        position: The position in the epoch.
+    """
+
+    sample: Sample | Exception
+    epoch: int
+    position: int
+
+
+class Row(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+        value: What the transforms returned; None if there was an error.
+        error: What went wrong.
+        is_skippable: Whether it went wrong in the sample itself, and not in a transform.
+    """
+
+    value: Any
+    error: BaseException | None = None
+    is_skippable: bool = False
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """Makes rows: picks, decodes, transforms. It can be pickled if the transforms can.
+
+    Attributes:
+        selection: Which fields are picked.
+        decoder: How they are decoded; None keeps bytes.
+        transforms: Called one after the other.
+        seed: With epoch and position, the key of a transform's random numbers.
+    """
+
+    selection: FieldSelection
+    decoder: Decoder | None
+    transforms: tuple[Transform, ...]
+    seed: int
+
+    def __call__(self, raw: RawRow) -> Row:
+        """Return the row, or what went wrong with it. It raises nothing."""
+        if isinstance(raw.sample, Exception):
+            return Row(None, raw.sample, isinstance(raw.sample, ShardError))
+        try:
+            value: Any = decode_fields(raw.sample, self.selection, self.decoder)
+            if self.decoder is None:  # what were views of a block would keep it in memory
+                value = {name: bytes(v) if isinstance(v, memoryview) else v for name, v in value.items()}
+        except (CodecError, SampleError) as error:
+            return Row(None, error, is_skippable=True)
+        except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
+            return Row(None, error)
+        rng = None
+        if any(transform.needs_rng for transform in self.transforms):
+            rng = Rng(derive(self.seed, raw.epoch, _TRANSFORM, raw.position))
+        try:
+            for transform in self.transforms:
+                value = transform(value, rng)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return Row(None, error)
+        return Row(value)
+
+
+class RowThreads:
+    """Makes rows in the thread that calls it."""
+
+    def __init__(self, maker: RowMaker) -> None:
+        self._maker = maker
+
+    def __call__(self, raws: Sequence[RawRow]) -> list[Row]:
+        """Return the rows."""
+        return [self._maker(raw) for raw in raws]
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+
+class RowProcesses:
+    """Makes rows in processes, which are started when they are first needed, and kept.
+
+    Args:
+        maker: What makes the rows.
+        count: How many processes there are, and how many threads may call at a time.
+
+    Raises:
+        ArgumentError: The transforms or codecs cannot be pickled.
+    """
+
+    def __init__(self, maker: RowMaker, count: int) -> None:
+        try:
+            self._maker = pickle.dumps(maker)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                f"transform= and the codecs must be picklable for worker_type='process' ({error}); define them at the "
+                "top of a module, or use threads"
+            ) from error
+        self._count = count
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        weakref.finalize(self, _close_all, self._processes)
+
+    def __call__(self, raws: Sequence[RawRow]) -> list[Row]:
+        """Return the rows, made by one of the processes.
+
+        Raises:
+            WorkerError: The process has died. The next call starts another in its place.
+        """
+        with self._lock:
+            while len(self._processes) < self._count:
+                self._processes.append(_Process(self._maker))
+                self._idle.put(self._processes[-1])
+            idle = self._idle
+        process = idle.get()
+        try:
+            rows = process.make(raws)
+        except WorkerError:
+            with self._lock, contextlib.suppress(ValueError):  # all were closed meanwhile
+                self._processes.remove(process)
+            process.close()
+            raise
+        idle.put(process)
+        return rows
+
+    def close(self) -> None:
+        """End the processes. What they are at is dropped."""
+        with self._lock:
+            self._idle = SimpleQueue()
+            _close_all(self._processes)
+
+
+class _Process:
+    """A process that makes rows, for one thread at a time."""
+
+    def __init__(self, maker: bytes) -> None:
+        context = get_context("spawn")  # a fork would inherit other threads' locks
+        self._is_used = threading.Lock()
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, maker), name="shardkit-rows", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def make(self, raws: Sequence[RawRow]) -> list[Row]:
+        with self._is_used:
+            try:
+                self._connection.send([_sendable(raw) for raw in raws])
+                rows: list[Row] = self._connection.recv()
+            except (EOFError, OSError) as error:
+                raise WorkerError(
+                    f"a worker process has died ({self._how()}); see above for its own message. If memory ran out, use "
+                    "fewer workers; a script that starts processes needs if __name__ == '__main__':"
+                ) from error
+            return rows
+
+    def _how(self) -> str:
+        self._process.join(5)
+        code = self._process.exitcode
+        return "its pipe was closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """End the process. What it was at is dropped."""
+        is_idle = self._is_used.acquire(timeout=1)
+        if not is_idle:  # a transform that does not end; the thread that waits for it now gets an error
+            self._process.kill()
+            self._is_used.acquire()
+        self._connection.close()
+        self._process.join()
+        self._is_used.release()
+
+
+def _close_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().close()
+
+
+def _sendable(raw: RawRow) -> RawRow:
+    if isinstance(raw.sample, Exception):
+        return raw
+    return raw._replace(sample={name: bytes(v) if isinstance(v, memoryview) else v for name, v in raw.sample.items()})
+
+
+def _serve(connection: Connection, pickled: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
+    import torch
+
+    torch.set_num_threads(1)  # one process is one worker
+    maker: RowMaker = pickle.loads(pickled)  # noqa: S301 - what the parent pickled
+    while True:
+        try:
+            raws: list[RawRow] = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        rows = [maker(raw) for raw in raws]
+        try:
+            message = pickle.dumps(rows, protocol=5)
+        except Exception:  # noqa: BLE001 - a value or an error cannot be pickled
+            message = pickle.dumps([_picklable(row) for row in rows], protocol=5)
+        try:
+            connection.send_bytes(message)
+        except OSError:
+            os._exit(0)
+
+
+def _picklable(row: Row) -> Row:
+    try:
+        pickle.loads(pickle.dumps(row))  # noqa: S301 - our own; some errors can be pickled and not unpickled
+    except Exception as cause:  # noqa: BLE001 - whatever it is, it cannot be sent
+        if row.error is None:
+            return Row(None, WorkerError(f"what transform= returned cannot be sent between processes: {cause}"))
+        text = "".join(traceback.format_exception(row.error))
+        return Row(None, WorkerError(f"a worker process raised an error that cannot be sent: {text}"))
+    return row
