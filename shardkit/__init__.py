@@ -50,6 +50,9 @@ The modules, in the order of a sample's way. Each imports only from those above 
 
     order         which sample comes at which position of an epoch
     blocks        one block's bytes -> its samples
+    access        blocks and samples of shards, each read on its own
+    filters       a condition on index columns -> the samples it selects
+    dataset       a dataset's samples by their numbers
 
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
@@ -62,6 +65,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardkit.codecs import Decoder, register_codec
+from shardkit.dataset import ShardDataset
 from shardkit.errors import (
     ArgumentError,
     CodecError,
@@ -103,6 +107,7 @@ __all__ = [
     "Rng",
     "SampleError",
     "Shard",
+    "ShardDataset",
     "ShardError",
     "ShardSource",
     "ShardStream",

@@ -5,7 +5,7 @@ from zlib import adler32
 
 from shardkit.errors import ShardError
 from shardkit.headers import BLOCK_BYTES, COMMON_FIELDS, END_OF_ARCHIVE, expected_adler32, padding
-from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample, split_name
+from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample, split_name
 from shardkit.scan import group_members
 from shardkit.tar import read_members
 
@@ -73,9 +73,11 @@ class Block:
         return [key for key, _ in self._layout or self._walk()]
 
     def sample(self, row: int, selection: FieldSelection | None = None) -> Sample:
-        """Return one sample: ``__key__``, ``__url__``, index columns, and its fields as views of the block's bytes.
+        """Return one sample: ``__key__``, ``__url__``, and its fields as views of the block's bytes.
 
-        Nothing is copied. A view keeps the whole block in memory: ``bytes(view)`` is a copy of its own.
+        Index columns, if there are any, are together in ``__columns__``, because one may have the name of a field;
+        ``decode_fields`` takes them out. Nothing is copied. A view keeps the whole block in memory: ``bytes(view)`` is
+        a copy of its own.
 
         Args:
             row: Its number in the block, from 0.
@@ -90,8 +92,8 @@ class Block:
         for field, (begin, end) in fields.items():
             if selection is None or selection.wants(field):
                 sample[field] = view[begin:end]
-        for name, values in self._columns.items():
-            sample[name] = values[row]
+        if self._columns:
+            sample[COLUMNS] = {name: values[row] for name, values in self._columns.items()}
         return sample
 
     def _walk(self) -> _Layout:

@@ -278,8 +278,13 @@ class ShardIndex:
         """Whether the samples name the files that they were made of."""
         return SOURCE in self._parquet.schema_arrow.names
 
-    def rows(self, columns: Sequence[str] | None = None) -> "pa.Table":
+    def rows(self, columns: Sequence[str] | None = None, *, group: int | None = None) -> "pa.Table":
         """Return the rows, or some columns of them; a column that the shard does not have is left out.
+
+        Args:
+            columns: Their names, by default all.
+            group: The number of a row group: the rows from ``group * ROW_GROUP_ROWS`` on, as many as there are, up to
+                ``ROW_GROUP_ROWS``. By default all groups.
 
         Raises:
             DatasetError: The rows are damaged.
@@ -289,6 +294,8 @@ class ShardIndex:
         names = self._parquet.schema_arrow.names
         wanted = None if columns is None else [name for name in columns if name in names]
         try:
+            if group is not None:
+                return self._parquet.read_row_group(group, columns=wanted, use_threads=False)
             return self._parquet.read(columns=wanted, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(

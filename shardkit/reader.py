@@ -19,7 +19,7 @@ from shardkit.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, ShardError, check_paths
 from shardkit.index import OFFSET, ShardIndex, read_index
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
-from shardkit.sample import KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
+from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
 from shardkit.storage import STDIN, Storage, join, local_path, split_url, storage_for
 from shardkit.tar import MAX_MEMBER_BYTES, Member, read_members
 
@@ -241,7 +241,7 @@ def _group(  # noqa: C901 - the hot loop: a call for every member would cost a t
                 yield sample
             current, begin = key, header_offset
             sample, seen = {KEY: key, URL: url}, {}
-        if field in sample or field in seen or field == SOURCE:
+        if field in sample or field in seen or field in (SOURCE, COLUMNS):
             raise _twice(url, header_offset, name, key, field)
         if data is not None:
             sample[field] = data

@@ -17,8 +17,10 @@ Sample: TypeAlias = dict[str, Any]
 KEY = "__key__"
 URL = "__url__"
 SOURCE = "__source__"
-RESERVED = frozenset({KEY, URL, SOURCE})
-"""Entries of a sample that are not fields: its key, the shard it was read from, the file it was made of."""
+COLUMNS = "__columns__"
+RESERVED = frozenset({KEY, URL, SOURCE, COLUMNS})
+"""Entries of a sample that are not fields: its key, the shard it was read from, the file it was made of; and, until it
+is decoded, its values of the index's columns."""
 
 MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
 

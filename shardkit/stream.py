@@ -21,7 +21,7 @@ from shardkit.ranks import check_place, find_place
 from shardkit.reader import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL, FieldSelection, Sample
 from shardkit.storage import STDIN
-from shardkit.transforms import Rng, Transform, decode_fields
+from shardkit.transforms import Rng, Transform, decode_fields, parse_decode
 
 T = TypeVar("T")
 
@@ -126,9 +126,7 @@ class ShardStream(IterableDataset[Any]):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self._place = None if rank is None and world_size is None else check_place(rank, world_size)
         self._selection = FieldSelection.parse(fields)
-        if not isinstance(decode, bool | Decoder):
-            raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
-        self._decoder = (Decoder() if decode else None) if isinstance(decode, bool) else decode
+        self._decoder = parse_decode(decode)
         self._shuffle = shuffle
         self._seed = check_whole("seed", seed)
         self._buffer_size = check_whole("buffer_size", buffer_size, least=1)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, SampleError, check_whole
 from shardkit.hashing import mix64
-from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
+from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample
 
 T = TypeVar("T")
 
@@ -176,11 +176,23 @@ class Transform:
         )
 
 
+def parse_decode(decode: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument
+    """Return the decoder that a ``decode`` argument means; None keeps bytes.
+
+    Raises:
+        ArgumentError: It is neither True, False nor a decoder.
+    """
+    if not isinstance(decode, bool | Decoder):
+        raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
+    return (Decoder() if decode else None) if isinstance(decode, bool) else decode
+
+
 def decode_fields(sample: Sample, selection: FieldSelection, decoder: Decoder | None) -> Sample:
     """Return a sample's picked fields under their new names, decoded by their own; ``__key__`` and its like are kept.
 
     Args:
-        sample: Bytes of fields.
+        sample: Bytes of fields, or views of them. Values of index columns that are in ``__columns__`` come out beside
+            the fields.
         selection: What to pick.
         decoder: None keeps the bytes.
 
@@ -193,13 +205,17 @@ def decode_fields(sample: Sample, selection: FieldSelection, decoder: Decoder | 
         {'__key__': 'a', 'label': 7}
     """
     if decoder is None:
-        return selection.pick(sample)
-    if not selection.wanted:
-        return decoder.decode_sample(sample)
-    key, url = sample.get(KEY, ""), sample.get(URL, "")
-    decoded = {name: sample[name] for name in sample if name in RESERVED}
-    for name, field in selection.choose(sample).items():
-        decoded[name] = None if field is None else decoder.decode(field, sample[field], key=key, url=url)
+        picked = selection.pick(sample).items()
+        decoded: Sample = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in picked}
+    elif not selection.wanted:
+        decoded = decoder.decode_sample(sample)
+    else:
+        key, url = sample.get(KEY, ""), sample.get(URL, "")
+        decoded = {name: sample[name] for name in sample if name in RESERVED}
+        for name, field in selection.choose(sample).items():
+            decoded[name] = None if field is None else decoder.decode(field, sample[field], key=key, url=url)
+    if COLUMNS in decoded:
+        decoded.update(decoded.pop(COLUMNS))
     return decoded
 
 

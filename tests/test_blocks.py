@@ -56,7 +56,9 @@ def strangers_tar(samples, form):
             for kind, name in ((tarfile.DIRTYPE, f"{key}-folder"), (tarfile.SYMTYPE, f"{key}.link"), (None, "README")):
                 info = tarfile.TarInfo(name)
                 info.type = kind or tarfile.REGTYPE
-                info.linkname = "elsewhere" * (1 if form == tarfile.USTAR_FORMAT else 20) if kind == tarfile.SYMTYPE else ""
+                info.linkname = (
+                    "elsewhere" * (1 if form == tarfile.USTAR_FORMAT else 20) if kind == tarfile.SYMTYPE else ""
+                )
                 archive.addfile(info)
             for field, data in sample.items():
                 info = tarfile.TarInfo(f"{key}.{field}")
@@ -98,7 +100,7 @@ def test_only_wanted_fields_come_and_nothing_is_copied():
 def test_index_columns_come_with_their_samples():
     block = open_block(block_of(SAMPLES), 3, columns={"label": [1, None, "two"]})
 
-    assert [block.sample(row)["label"] for row in range(3)] == [1, None, "two"]
+    assert [block.sample(row)["__columns__"]["label"] for row in range(3)] == [1, None, "two"]
 
 
 def test_a_row_that_is_not_there_is_an_error():

@@ -49,7 +49,7 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
-    *["order", "blocks"],
+    *["order", "blocks", "access", "filters", "dataset"],
     *["verify", "inspection", "output", "cli"],
     "webdataset",
 ]
@@ -67,6 +67,8 @@ VOCABULARY = {
     # codecs: a value and its bytes, and the bounds on what they may claim
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
+    # a dataset: which samples, and where they lie
+    *["block", "indices", "lanes", "raw", "rng", "samples", "shard"],
     # what a random number is to be
     *["high", "low", "mean", "n", "std", "values"],
 }

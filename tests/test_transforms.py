@@ -171,6 +171,17 @@ def test_a_transform_goes_into_other_processes():
     assert transform(dict(SAMPLE)) == {**SAMPLE, "txt": 3}
 
 
+def test_index_columns_come_beside_the_fields_undecoded():
+    raw = {"__key__": "a", "cls": memoryview(b"7"), "__columns__": {"cls": 8, "width": None}}
+    selection = FieldSelection.parse({"label": "cls"})
+
+    assert decode_fields(dict(raw), selection, Decoder()) == {"__key__": "a", "label": 7, "cls": 8, "width": None}
+    assert decode_fields(dict(raw), selection, None) == {"__key__": "a", "label": b"7", "cls": 8, "width": None}
+    del raw["__columns__"]["cls"]
+    assert decode_fields(dict(raw), FieldSelection.parse(None), Decoder()) == {"__key__": "a", "cls": 7, "width": None}
+    assert decode_fields(dict(raw), FieldSelection.parse(None), None) == {"__key__": "a", "cls": b"7", "width": None}
+
+
 def test_fields_are_decoded_by_their_own_names_and_only_those_picked():
     raw = {"__key__": "a", "__url__": "x.tar", "cls": b"7", "json": b"{", "png": b"...", "txt": b"t"}
     selection = FieldSelection.parse({"label": "index;cls", "caption": "txt", "mask": "seg.png?"})
