@@ -53,6 +53,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     access        blocks and samples of shards, each read on its own
     filters       a condition on index columns -> the samples it selects
     dataset       a dataset's samples by their numbers
+    sampler       the order of an epoch for a stock DataLoader
 
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
@@ -90,6 +91,7 @@ from shardkit.verify import DamagedShard, Problem, VerifyReport, verify
 from shardkit.writer import ShardWriter
 
 if TYPE_CHECKING:
+    from shardkit.sampler import ShardSampler
     from shardkit.stream import ShardStream, StreamWarning
 
 __all__ = [
@@ -109,6 +111,7 @@ __all__ = [
     "Shard",
     "ShardDataset",
     "ShardError",
+    "ShardSampler",
     "ShardSource",
     "ShardStream",
     "ShardWriter",
@@ -130,7 +133,11 @@ __version__ = "0.1.0"
 
 # Names whose modules import torch are found when they are first asked for, so that `import shardkit` is quick. The rest
 # is imported above: a function that is named as its module would else be hidden by it.
-_LAZY = {"ShardStream": "shardkit.stream", "StreamWarning": "shardkit.stream"}  # name -> module
+_LAZY = {  # name -> module
+    "ShardSampler": "shardkit.sampler",
+    "ShardStream": "shardkit.stream",
+    "StreamWarning": "shardkit.stream",
+}
 
 if not TYPE_CHECKING:  # a type checker that sees __getattr__ believes in every name
 

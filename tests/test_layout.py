@@ -49,7 +49,7 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
-    *["order", "blocks", "access", "filters", "dataset"],
+    *["order", "blocks", "access", "filters", "dataset", "sampler"],
     *["verify", "inspection", "output", "cli"],
     "webdataset",
 ]
@@ -68,7 +68,7 @@ VOCABULARY = {
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
     # a dataset: which samples, and where they lie
-    *["block", "indices", "lanes", "raw", "rng", "samples", "shard"],
+    *["block", "dataset", "indices", "lanes", "raw", "rng", "samples", "shard"],
     # what a random number is to be
     *["high", "low", "mean", "n", "std", "values"],
 }
