@@ -57,6 +57,8 @@ The modules, in the order of a sample's way. Each imports only from those above 
 
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
+    mixing        how well an order mixes, as numbers
+    report        how well a dataset is shuffled, in words and a picture
     output        what was found -> text
     cli           all of it from the command line
     webdataset    webdataset's pipelines over our reader
@@ -84,6 +86,7 @@ from shardkit.errors import (
 from shardkit.indexing import index_shards
 from shardkit.manifest import Manifest, Shard, read_manifest
 from shardkit.pack import pack
+from shardkit.report import ShuffleReport, shuffle_report
 from shardkit.shard_source import ShardSource
 from shardkit.sources import FileFolder, ImageFolder
 from shardkit.transforms import Rng
@@ -116,6 +119,7 @@ __all__ = [
     "ShardStream",
     "ShardWriter",
     "ShardkitError",
+    "ShuffleReport",
     "SourceError",
     "StreamWarning",
     "TooManySkippedError",
@@ -126,6 +130,7 @@ __all__ = [
     "pack",
     "read_manifest",
     "register_codec",
+    "shuffle_report",
     "verify",
 ]
 

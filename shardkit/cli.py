@@ -1,4 +1,4 @@
-"""The command line: ``shardkit pack``, ``index``, ``verify``, ``ls``, ``cat`` and ``stats``.
+"""The command line: ``shardkit pack``, ``index``, ``verify``, ``ls``, ``cat``, ``stats`` and ``shuffle-report``.
 
 Results go to standard output, as JSON with ``--json``; progress and errors to standard error. The exit code is 0, 1 if
 ``verify`` found damage, 2 for an error, 130 after Ctrl-C.
@@ -23,6 +23,7 @@ from shardkit.output import (
     format_report,
     format_sample,
     format_shard,
+    format_shuffle_report,
     format_statistics,
 )
 
@@ -97,7 +98,7 @@ def _command(function: Callable[P, R]) -> Callable[P, R]:
             typer.echo("interrupted", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
-    return app.command(name=function.__name__.rstrip("_"))(_run)
+    return app.command(name=function.__name__.replace("_", "-"))(_run)
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -294,6 +295,45 @@ def stats(
         _print_json(describe_statistics(figures))
     else:
         _print_lines(format_statistics(figures))
+
+
+@_command
+def shuffle_report(
+    url: Annotated[str, typer.Argument(help="A dataset.")],
+    *,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch, on each rank.")],
+    world_size: Annotated[int, typer.Option(help="Ranks that train together.")] = 1,
+    lanes: Annotated[int | None, typer.Option(help="Lanes that samples are taken from; as a loader chooses.")] = None,
+    seed: Annotated[int, typer.Option(help="The order's seed.")] = 0,
+    epoch: Annotated[int, typer.Option(help="The order's epoch.")] = 0,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw a picture, a .png or .svg.")] = None,
+    allow_any_url: AllowAnyUrl = False,
+    as_json: AsJson = False,
+) -> None:
+    """Report how well training mixes a dataset.
+
+    It says what batches are worth, how far shards are spread over an epoch, what is held in memory and read twice,
+    beside webdataset's buffer and a random permutation, and what to do about it. No shard is read.
+
+    Example: shardkit shuffle-report shards/train --batch-size 256 --plot mixing.png
+    """
+    from shardkit.report import shuffle_report as report_on
+
+    report = report_on(
+        url,
+        batch_size,
+        world_size=world_size,
+        lanes=lanes,
+        seed=seed,
+        epoch=epoch,
+        allow_any_url=allow_any_url,
+    )
+    if plot is not None:
+        report.plot(plot)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        _print_lines(format_shuffle_report(report))
 
 
 def _source(source: str, kind: Kind, labels: str | None, fields: list[str] | None) -> Any:

@@ -75,6 +75,7 @@ class OrderPlan:
         num_samples: How many samples, so also positions, there are.
         num_blocks: How many blocks they lie in.
         lanes: How many lanes there are.
+        window_samples: How many samples of a lane are mixed together.
 
     Raises:
         ArgumentError: An argument is not in its range.
@@ -123,14 +124,14 @@ class OrderPlan:
         self._short_places = places[by_place]
         self._short_ends = (self._short_places + 1) * size - self._missing[1:]
         # As many samples as a block has on average, so that a lane has about two blocks open whatever was selected.
-        self._window = -(-self.num_samples // self.num_blocks) if self.num_blocks else 1
+        self.window_samples = -(-self.num_samples // self.num_blocks) if self.num_blocks else 1
         self._window_key = derive(seed, epoch, _WINDOW)
         self._lengths = (self.num_samples - np.arange(self.lanes) + self.lanes - 1) // self.lanes
         self._starts = _sums(self._lengths)  # of each lane on the line
         self._stagger = np.zeros(self.lanes, dtype=np.int64)  # the length of each lane's first window, if not 0
         if shuffle:
             keys = _derive_each(np.uint64(derive(seed, epoch, _STAGGER)), np.arange(self.lanes))
-            self._stagger = (keys % np.uint64(self._window)).astype(np.int64)
+            self._stagger = (keys % np.uint64(self.window_samples)).astype(np.int64)
 
     def samples_at(self, positions: npt.ArrayLike) -> IntArray:
         """Return the numbers of the samples at any positions, in the dataset's order: int64, (positions,).
@@ -215,7 +216,7 @@ class OrderPlan:
         """
         order = np.argsort(ids)
         begins = np.flatnonzero(np.diff(ids[order], prepend=-1))
-        at_a_time = max(1, _AT_A_TIME // self._window)
+        at_a_time = max(1, _AT_A_TIME // self.window_samples)
         for i in range(0, len(begins), at_a_time):
             some = begins[i : i + at_a_time]
             end = begins[i + at_a_time] if i + at_a_time < len(begins) else len(order)
@@ -226,7 +227,7 @@ class OrderPlan:
     ) -> None:
         """Fill in what is found at positions that lie in some windows."""
         lows, sizes = self._bounds(lanes, windows)
-        within = np.minimum(np.arange(self._window), sizes[:, None] - 1)
+        within = np.minimum(np.arange(self.window_samples), sizes[:, None] - 1)
         line = self._starts[lanes, None] + lows[:, None] + within
         # Neighbours share a block, so blocks are looked up once.
         places, rest = self._places(line)
@@ -243,7 +244,7 @@ class OrderPlan:
     def _mix(self, lanes: IntArray, windows: IntArray, sizes: IntArray) -> IntArray:
         """Return the order of the samples of windows: int64, (windows, samples), what is beyond a window's end last."""
         keys = _derive_each(_derive_each(np.uint64(self._window_key), lanes), windows)
-        numbers = np.arange(self._window)
+        numbers = np.arange(self.window_samples)
         hashes = _derive_each(keys[:, None], numbers)
         hashes[numbers >= sizes[:, None]] = np.iinfo(np.uint64).max
         order: IntArray = np.argsort(hashes, axis=1, kind="stable")
@@ -269,7 +270,7 @@ class OrderPlan:
 
     def _windows(self, lanes: IntArray, offsets: IntArray) -> IntArray:
         """Return the numbers of the windows that offsets of lanes are in."""
-        windows: IntArray = (offsets + self._window - self._stagger[lanes]) // self._window
+        windows: IntArray = (offsets + self.window_samples - self._stagger[lanes]) // self.window_samples
         return windows
 
     def _bounds(self, lanes: IntArray, windows: IntArray) -> tuple[IntArray, IntArray]:
@@ -279,7 +280,7 @@ class OrderPlan:
 
     def _ends(self, lanes: IntArray, windows: IntArray) -> IntArray:
         """Return the offsets at which windows of lanes end."""
-        ends: IntArray = np.minimum(self._lengths[lanes], windows * self._window + self._stagger[lanes])
+        ends: IntArray = np.minimum(self._lengths[lanes], windows * self.window_samples + self._stagger[lanes])
         return ends
 
     def ranks(self, start: int, stop: int, world_size: int) -> IntArray:

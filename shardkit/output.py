@@ -1,5 +1,6 @@
 """What commands found, as text for people and as values for JSON."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from shardkit.storage import format_bytes
 if TYPE_CHECKING:
     from shardkit.inspection import Footprint, SampleInfo, Sizes, Statistics
     from shardkit.manifest import Manifest
+    from shardkit.report import ShuffleReport
     from shardkit.verify import VerifyReport
 
 _SHOWN = 10  # of a long list, before it says how many more there are
@@ -108,6 +110,53 @@ def format_statistics(figures: "Statistics") -> Iterator[str]:
         _footprint_row("packed: shards, indexes, manifest", figures.after),
     ]
     yield format_table(["on disk", "files (inodes)", "bytes", "lost to 4 KiB blocks"], rows)
+
+
+_FIGURES = (
+    ("effective batch, by shard", "effective_batch_by_shard"),
+    ("effective batch, by block", "effective_batch_by_block"),
+    ("spread of a shard", "dispersion_by_shard"),
+    ("spread of a block", "dispersion_by_block"),
+)
+
+_MEANINGS = """\
+effective batch: what a batch is worth beside one of random samples, if the samples of a shard (or block) are a little \
+alike (intraclass correlation 0.1). More lanes raise it.
+spread: how far apart the samples of a shard (or block) come in the epoch, as the standard deviation of their \
+positions; 100 % is all over it. Smaller blocks raise a shard's. A block is read at once, so its samples come close \
+to each other, among those of all other lanes.
+held in memory: the samples in open blocks, on all ranks together. Fewer lanes and smaller blocks lower it.
+one read: the unit of reading. Disks and distant stores want 1 MB or more; block_bytes says it when packing.
+bytes read: by all ranks in an epoch, in multiples of the dataset. It is least if the ranks divide the lanes, and the \
+blocks are many times the lanes."""
+
+
+def format_shuffle_report(report: "ShuffleReport") -> Iterator[str]:
+    """Yield the lines of a shuffle report: the figures, what they mean, and what to do."""
+    samples, shards, blocks = report.num_samples, report.num_shards, report.num_blocks
+    yield f"{report.url}: {_count(samples, 'sample')} in {_count(shards, 'shard')} and {_count(blocks, 'block')}"
+    ranks = "" if report.world_size == 1 else f" on each of {report.world_size:,} ranks"
+    seeded = f"epoch {report.epoch:,} of seed {report.seed}"
+    yield f"batches of {report.batch_size:,}{ranks}, {_count(report.lanes, 'lane')}, {seeded}"
+    yield ""
+    orders = (report.plan, report.buffer, report.uniform)
+    rows = [[name, *(f"{100 * getattr(order, figure):.0f} %" for order in orders)] for name, figure in _FIGURES]
+    rows.append(["held in memory", *(format_bytes(order.held_samples * report.sample_bytes) for order in orders)])
+    rows.append(["one read", format_bytes(report.read_bytes), "a shard", format_bytes(report.sample_bytes)])
+    yield format_table(["", "this order", "webdataset's shuffle(1000)", "random permutation"], rows)
+    yield ""
+    read = report.read_amplification
+    yield format_table(["ranks", *map(str, read)], [["bytes read", *(f"{times:.2f}" for times in read.values())]])
+    yield ""
+    for text in _MEANINGS.splitlines():
+        yield from textwrap.wrap(text, 100, subsequent_indent="  ")
+    if report.sampled:
+        yield "note: of so many samples, about a million were looked at, spread over the dataset and the epoch"
+    yield ""
+    if report.packed_shuffled:
+        yield "The dataset was packed shuffled: samples of a shard are no more alike than others, whatever the order."
+    for text in report.advice or ("Nothing is to be done.",):
+        yield from textwrap.wrap(text, 100, subsequent_indent="  ")
 
 
 def _sizes_row(name: str, sizes: "Sizes") -> list[str]:

@@ -50,7 +50,7 @@ LAYERS = [
     ],
     *["ranks", "epochs", "stream"],
     *["order", "blocks", "access", "filters", "dataset", "sampler"],
-    *["verify", "inspection", "output", "cli"],
+    *["verify", "inspection", "mixing", "report", "output", "cli"],
     "webdataset",
 ]
 
@@ -61,7 +61,7 @@ VOCABULARY = {
     *["seed", "shard_bytes", "shard_samples", "shuffle", "split_by", "splits", "storage_options", "transform", "where"],
     *["worker_type", "world_size"],
     # what a call is about
-    *["allow_any_url", "classes", "out"],
+    *["allow_any_url", "classes", "out", "path"],
     *["filter", "folder", "labels", "position", "positions", "text"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
     # codecs: a value and its bytes, and the bounds on what they may claim
@@ -73,7 +73,7 @@ VOCABULARY = {
     *["high", "low", "mean", "n", "std", "values"],
 }
 
-HEAVY = {"PIL", "datasets", "pandas", "pyarrow", "simplejpeg", "torch", "webdataset"}
+HEAVY = {"PIL", "datasets", "matplotlib", "pandas", "pyarrow", "simplejpeg", "torch", "webdataset"}
 
 QUICK = {"import shardkit": "import shardkit"}
 if "cli" in LAYERS:
