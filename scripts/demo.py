@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pack handwritten digits into shards, and train a network from them; scripts/demo installs what it needs and runs it.
+"""Pack handwritten digits into shards, train from them, stop and resume; scripts/demo installs all that it needs first.
 
 The digits are the 1,797 scans that scikit-learn ships, 8 x 8 pixels each: small, but real. Everything is left in the
 folder, and a second run goes on with what is there.
@@ -7,6 +7,7 @@ folder, and a second run goes on with what is there.
 
 import argparse
 import io
+import json
 import os
 import shlex
 import subprocess
@@ -57,10 +58,9 @@ def pack_digits(source: Path, destination: Path, compression: str) -> dict[str, 
     )
 
 
-def digits_stream(shards: str, *, shuffle: bool = True, seed: int = 0) -> shardkit.ShardStream:
-    """Return a stream of batches: {"image": uint8 (batch, 3, 8, 8), "label": int64 (batch,)}."""
-    fields = {"image": "png", "label": "cls"}
-    return shardkit.ShardStream(shards, fields=fields, shuffle=shuffle, seed=seed, batch_size=BATCH_SIZE)
+def digits(shards: str) -> shardkit.ShardDataset:
+    """Return the samples of shards: {"image": uint8 (8, 8, 3), "label": int}."""
+    return shardkit.ShardDataset(shards, fields={"image": "png", "label": "cls"})
 
 
 def pixels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -78,26 +78,82 @@ def make_network() -> nn.Sequential:
     )
 
 
-def train(shards: str, *, seed: int) -> nn.Sequential:
-    """Train a network from shards; the same seed gives the same network."""
-    torch.manual_seed(seed)
-    network = make_network()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    # The samples are few and small, so that this process reads them alone. Where decoding takes its time, let others do
-    # it: torch.utils.data.DataLoader(stream, batch_size=None, num_workers=4).
-    stream = digits_stream(shards, seed=seed)
-    for epoch in range(EPOCHS):
-        started, losses, samples = time.perf_counter(), 0.0, 0
-        for batch in stream:  # each pass is the next epoch, in another order
-            loss = nn.functional.cross_entropy(network(pixels(batch)), batch["label"])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses += loss.item() * len(batch["label"])
-            samples += len(batch["label"])
-        seconds, loss_per_sample = time.perf_counter() - started, losses / samples
-        print(f"  epoch {epoch + 1:2d} of {EPOCHS}: {samples:,} samples in {seconds:.1f} s, loss {loss_per_sample:.3f}")
-    return network
+class Training:
+    """A network that is being trained from shards; the same seed gives the same network."""
+
+    def __init__(self, shards: str, *, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.network = make_network()
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3)
+        self.loader = shardkit.ShardLoader(digits(shards), BATCH_SIZE, seed=seed)
+
+    def run(self, *, stop: tuple[int, int] | None = None) -> None:
+        """Train to the end, or stop after some batches of an epoch: (epoch, batches)."""
+        while self.loader.epoch < EPOCHS:
+            epoch, started, losses, samples = self.loader.epoch, time.perf_counter(), 0.0, 0
+            for number, batch in enumerate(self.loader, start=1):  # each pass is the next epoch, in another order
+                loss = nn.functional.cross_entropy(self.network(pixels(batch)), batch["label"])
+                self.optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                losses += loss.item() * len(batch["label"])
+                samples += len(batch["label"])
+                if (epoch, number) == stop:
+                    break
+            seconds, mean = time.perf_counter() - started, losses / samples
+            print(f"  epoch {epoch + 1:2d} of {EPOCHS}: {samples:,} samples in {seconds:.1f} s, loss {mean:.3f}")
+            if stop and epoch == stop[0]:
+                return
+
+    def save(self, path: Path) -> None:
+        """Write all that is needed to go on: the loader's state is as much a part of it as the optimizer's."""
+        checkpoint = {name: getattr(self, name).state_dict() for name in ("network", "optimizer", "loader")}
+        torch.save({**checkpoint, "random": torch.get_rng_state()}, path)  # which units dropout leaves out next
+
+    def load(self, path: Path) -> None:
+        """Go on from where a checkpoint was written."""
+        checkpoint = torch.load(path, weights_only=True)
+        for name in ("network", "optimizer", "loader"):
+            getattr(self, name).load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["random"])
+
+
+def train(shards: str, checkpoint: Path, *, seed: int) -> nn.Sequential:
+    """Train a network twice, once stopped and resumed, and return it if both are the same.
+
+    Raises:
+        AssertionError: They are not.
+    """
+    print(f"seed {seed}, undisturbed:")
+    undisturbed = Training(shards, seed=seed)
+    undisturbed.run()
+
+    stop = EPOCHS // 2, 7 + seed % 10
+    print(f"seed {seed}, once more, but stopped in mid-epoch, after {stop[1]} batches:")
+    stopped = Training(shards, seed=seed)
+    stopped.run(stop=stop)
+    stopped.save(checkpoint)
+    print(f"  network, optimizer and loader are in {checkpoint}; the loader's state is:")
+    print(f"  {json.dumps(stopped.loader.state_dict())}")
+    del stopped
+
+    print("  resumed from the file, in new objects:")
+    resumed = Training(shards, seed=seed)
+    resumed.load(checkpoint)
+    resumed.run()
+    if not is_same(undisturbed.network, resumed.network):
+        raise AssertionError("the run that was resumed ended with other parameters than the undisturbed one")
+    parameters = sum(parameter.numel() for parameter in resumed.network.parameters())
+    print(f"  all {parameters:,} parameters are equal to those of the undisturbed run, to the last bit")
+    return resumed.network
+
+
+def is_same(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two networks have the same parameters and statistics, to the last bit."""
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        ours[name].numpy().tobytes() == theirs[name].numpy().tobytes() for name in ours
+    )
 
 
 @torch.no_grad()
@@ -105,7 +161,7 @@ def count_right(network: nn.Sequential, shards: str) -> tuple[int, int]:
     """Return how many samples the network classifies rightly, and how many there are."""
     network.eval()
     right, samples = 0, 0
-    for batch in digits_stream(shards, shuffle=False):
+    for batch in shardkit.ShardLoader(digits(shards), BATCH_SIZE, shuffle=False):
         right += int((network(pixels(batch)).argmax(dim=1) == batch["label"]).sum())
         samples += len(batch["label"])
     return right, samples
@@ -139,11 +195,10 @@ def run(folder: Path, seeds: int) -> float:
     run_command("shardkit", "verify", train_shards)
     run_command("shardkit", "verify", val_shards)
 
-    print("\n== 4. A small convolutional network, trained from the compressed shards on the CPU")
+    print("\n== 4. A small convolutional network, trained from the compressed shards on the CPU, stopped and resumed")
     accuracies = []
     for seed in range(seeds):
-        print(f"seed {seed}:")
-        right, samples = count_right(train(train_shards, seed=seed), val_shards)
+        right, samples = count_right(train(train_shards, folder / "checkpoint.pt", seed=seed), val_shards)
         accuracies.append(right / samples)
         print(f"  accuracy on the validation shards: {right / samples:.1%} ({right} of {samples} digits)", flush=True)
 
@@ -156,7 +211,7 @@ def run(folder: Path, seeds: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo and return its exit code: 1 if a network is worse than it should be."""
+    """Run the demo and return its exit code: 1 if a network is worse than it should be, or another one when resumed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dir", type=Path, default=Path("demo-data"), help="where all files go (default: demo-data)")
     parser.add_argument("--seeds", type=int, default=1, help="how many networks to train, each from another seed")
@@ -166,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # so small a network gains nothing by more, and its figures would depend on how many
     try:
         accuracy = run(options.dir, options.seeds)
-    except (shardkit.ShardkitError, OSError, subprocess.CalledProcessError) as error:
+    except (shardkit.ShardkitError, OSError, AssertionError, subprocess.CalledProcessError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     if accuracy < LEAST_ACCURACY:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
@@ -41,7 +42,7 @@ def create_shards(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_demo_packs_verifies_and_trains(demo, tmp_path, monkeypatch, capfd):
+def test_the_demo_packs_verifies_trains_and_resumes_to_the_same_network(demo, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(demo, "EPOCHS", 3)  # of ten; enough for 97 %
 
     exit_code = demo.main(["--dir", str(tmp_path)])
@@ -54,7 +55,31 @@ def test_the_demo_packs_verifies_and_trains(demo, tmp_path, monkeypatch, capfd):
     assert {shard.compression for shard in splits["train"].shards} == {"zst"}
     assert f"$ shardkit stats {tmp_path}/shards-zst/train\n1,417 samples in 18 shards" in printed
     assert printed.count("everything is as it should be") == 2
+    assert "  epoch  2 of 3: 448 samples" in printed  # stopped in mid-epoch, ...
+    assert "  epoch  2 of 3: 969 samples" in printed  # ... and resumed there
+    assert "all 58,634 parameters are equal to those of the undisturbed run, to the last bit" in printed
     assert "accuracy on the validation shards: 9" in printed
+
+
+@pytest.mark.parametrize("forgotten", ["network", "optimizer", "loader", "random"])
+def test_the_demo_fails_where_a_resumed_run_forgets_something(demo, forgotten, tmp_path, monkeypatch):
+    def load(training, path):
+        fresh = tmp_path / "fresh.pt"
+        demo.Training(shards, seed=1).save(fresh)
+        checkpoint = torch.load(path) | {forgotten: torch.load(fresh)[forgotten]}
+        torch.save(checkpoint, path)
+        load_whole(training, path)
+
+    shards = str(tmp_path / "shards" / "train")
+    demo.write_digits(tmp_path / "images")
+    demo.pack_digits(tmp_path / "images", tmp_path / "shards", "zst")
+    load_whole = demo.Training.load
+    monkeypatch.setattr(demo, "EPOCHS", 1)
+    demo.train(shards, tmp_path / "checkpoint.pt", seed=1)
+    monkeypatch.setattr(demo.Training, "load", load)
+
+    with pytest.raises(AssertionError, match="ended with other parameters"):
+        demo.train(shards, tmp_path / "checkpoint.pt", seed=1)
 
 
 def test_a_second_run_of_the_demo_writes_nothing_again_but_mends_what_was_left_half(demo, tmp_path):
@@ -74,7 +99,7 @@ def test_a_second_run_of_the_demo_writes_nothing_again_but_mends_what_was_left_h
 
 
 def test_the_demo_fails_where_a_network_is_worse_than_97_percent(demo, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "train", lambda _shards, *, seed: seed)
+    monkeypatch.setattr(demo, "train", lambda _shards, _checkpoint, *, seed: seed)
     monkeypatch.setattr(demo, "run_command", lambda *_: None)
     monkeypatch.setattr(demo, "count_right", lambda seed, _: (970 - seed, 1000))
 
