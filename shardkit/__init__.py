@@ -3,7 +3,7 @@
 ::
 
     photos/cat/1.jpg             train-000000.tar  .parquet            {"jpg": uint8 (32, 32, 3), "cls": 0}
-    photos/dog/2.jpg  -- pack -> train-000001.tar  .parquet -- stream -> {"jpg": uint8 (32, 32, 3), "cls": 1}
+    photos/dog/2.jpg  -- pack -> train-000001.tar  .parquet -- load -> {"jpg": uint8 (32, 32, 3), "cls": 1}
     ...                          manifest.json                         ...
 
 The modules, in the order of a sample's way. Each imports only from those above it::
@@ -54,11 +54,16 @@ The modules, in the order of a sample's way. Each imports only from those above 
     filters       a condition on index columns -> the samples it selects
     dataset       a dataset's samples by their numbers
     sampler       the order of an epoch for a stock DataLoader
+    batches       samples -> one batch
+    rows          the bytes of a sample -> a row of a batch, in threads or processes
+    engine        the blocks of an epoch, fetched ahead -> its batches, in order
+    loader        batches for a training loop, resumable between any two
 
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
     mixing        how well an order mixes, as numbers
     report        how well a dataset is shuffled, in words and a picture
+    testing       whether a loader resumes anywhere
     output        what was found -> text
     cli           all of it from the command line
     webdataset    webdataset's pipelines over our reader
@@ -79,11 +84,14 @@ from shardkit.errors import (
     ShardError,
     ShardkitError,
     SourceError,
+    StateError,
     TooManySkippedError,
     TruncatedShardError,
     UnfinishedDatasetError,
+    WorkerError,
 )
 from shardkit.indexing import index_shards
+from shardkit.loader import ShardLoader
 from shardkit.manifest import Manifest, Shard, read_manifest
 from shardkit.pack import pack
 from shardkit.report import ShuffleReport, shuffle_report
@@ -114,6 +122,7 @@ __all__ = [
     "Shard",
     "ShardDataset",
     "ShardError",
+    "ShardLoader",
     "ShardSampler",
     "ShardSource",
     "ShardStream",
@@ -121,11 +130,13 @@ __all__ = [
     "ShardkitError",
     "ShuffleReport",
     "SourceError",
+    "StateError",
     "StreamWarning",
     "TooManySkippedError",
     "TruncatedShardError",
     "UnfinishedDatasetError",
     "VerifyReport",
+    "WorkerError",
     "index_shards",
     "pack",
     "read_manifest",

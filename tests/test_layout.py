@@ -50,7 +50,8 @@ LAYERS = [
     ],
     *["ranks", "epochs", "stream"],
     *["order", "blocks", "access", "filters", "dataset", "sampler"],
-    *["verify", "inspection", "mixing", "report", "output", "cli"],
+    *["batches", "rows", "engine", "loader"],
+    *["verify", "inspection", "mixing", "report", "testing", "output", "cli"],
     "webdataset",
 ]
 
@@ -62,13 +63,13 @@ VOCABULARY = {
     *["worker_type", "world_size"],
     # what a call is about
     *["allow_any_url", "classes", "out", "path"],
-    *["filter", "folder", "labels", "position", "positions", "text"],
+    *["filter", "folder", "labels", "position", "positions", "state_dict", "text"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
     # codecs: a value and its bytes, and the bounds on what they may claim
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
     # a dataset: which samples, and where they lie
-    *["block", "dataset", "indices", "lanes", "raw", "rng", "samples", "shard"],
+    *["block", "dataset", "indices", "lanes", "memory", "raw", "rng", "samples", "shard"],
     # what a random number is to be
     *["high", "low", "mean", "n", "std", "values"],
 }
