@@ -141,7 +141,7 @@ def fields_of(sample: Mapping[str, Any]) -> list[str]:
         >>> fields_of({"__key__": "a", "txt": b"", "jpg": b""})
         ['jpg', 'txt']
     """
-    return sorted((name for name in sample if name not in RESERVED), key=str)
+    return sorted((name for name in sample if name not in (KEY, URL, SOURCE)), key=str)
 
 
 def _has_control(text: str) -> bool:

@@ -87,6 +87,12 @@ def test_strangers_tars_are_read_and_what_is_no_field_is_left_out(form, key):
     assert read(cut_out(strangers_tar(samples, form)), 5) == samples
 
 
+def test_a_name_that_ends_with_its_dot_does_not_make_fields_of_names_without_one():
+    data = member("a.", b"1") + member("b", b"2") + member("c.", b"3")
+
+    assert read(data, 2) == [("a", {"": b"1"}), ("c", {"": b"3"})]
+
+
 def test_only_wanted_fields_come_and_nothing_is_copied():
     block = open_block(data := block_of(SAMPLES), 3)
     sample = block.sample(0, FieldSelection.parse({"image": "png;jpg"}))

@@ -1,8 +1,10 @@
 """A dataset is its samples, each as it was packed, however they are asked for, or an error that says where."""
 
+import io
 import pickle
 import re
 import shutil
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -341,6 +343,7 @@ def test_the_digest_says_which_samples_and_not_how_they_were_selected(folders):
     assert dataset.digest == dataset.manifest.digest
     assert by_label.digest == dataset.subset(threes).digest != dataset.digest
     assert re.fullmatch("[0-9a-f]{64}", by_label.digest)
+    assert by_label.subset([0, 2]).digest == dataset.subset([3, 23]).digest
     assert dataset.subset(threes[1:]).digest != by_label.digest
     assert dataset.subset(range(COUNT)).digest == dataset.digest
     assert ShardDataset(folders["none"], where=[("label", ">=", 0)]).digest == dataset.digest
@@ -354,6 +357,17 @@ def test_samples_are_found_by_key(folder):
     assert threes.by_key("k/0013")["cls"] == 13
     with pytest.raises(KeyError, match="none of the 20 samples has the key 'k/0014'"):
         threes.by_key("k/0014")
+    assert threes.subset([1, 2]).by_key("k/0023")["cls"] == 23
+
+
+def test_keys_with_the_same_hash_are_told_apart(folders, monkeypatch):
+    monkeypatch.setattr("shardkit.dataset.hash_key", lambda _: 7)
+    monkeypatch.setattr("shardkit.dataset.hash_keys", lambda keys: np.full(len(keys), 7, dtype=np.uint64))
+    dataset = ShardDataset(folders["none"])
+
+    assert dataset.by_key("k/0033")["cls"] == 33
+    with pytest.raises(KeyError):
+        dataset.by_key("k/0203")
 
 
 def test_a_key_that_is_there_twice_is_an_error_and_the_others_are_found(tmp_path):
@@ -578,6 +592,53 @@ def test_strangers_shards_are_read_when_they_are_indexed_elsewhere(folders, tmp_
     assert numbers(dataset) == list(range(40, 40 + len(dataset)))
 
 
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_strangers_tars_with_folders_links_and_long_names_are_read_sample_by_sample_and_block_by_block(form, tmp_path):
+    samples = [
+        (
+            f"{'folder/' * (i % 20 * (1 if form == tarfile.USTAR_FORMAT else 2))}k{i}",
+            {"cls": b"%d" % i, "Seg.PNG": b"x" * (i * 37 % 900)},
+        )
+        for i in range(60)
+    ]
+    for number in range(2):
+        with tarfile.open(tmp_path / f"{number}.tar", "w", format=form) as archive:
+            for key, fields in samples[number * 30 : number * 30 + 30]:
+                folder = tarfile.TarInfo(f"{key}-folder")
+                folder.type = tarfile.DIRTYPE
+                archive.addfile(folder)
+                for field, data in fields.items():
+                    member = tarfile.TarInfo(f"{key}.{field}")
+                    member.size, member.mtime = len(data), 1.5
+                    archive.addfile(member, io.BytesIO(data))
+    index_shards(tmp_path, progress=False, block_bytes=5000)
+    dataset = ShardDataset(tmp_path, decode=False)
+    places = zip(*(place.tolist() for place in dataset.places(np.arange(60))), strict=True)
+    in_blocks = [dataset.load(dataset.read_block(shard, block).sample(row)) for shard, block, row in places]
+    expected = [(key, fields["cls"], fields["Seg.PNG"]) for key, fields in samples]
+
+    assert dataset.num_blocks > 4
+    assert [(s["__key__"], s["cls"], s["seg.png"]) for s in dataset] == expected
+    assert in_blocks == dataset[:]
+
+
+def test_an_index_of_several_row_groups_is_read_as_one(tmp_path):
+    count = access.ROW_GROUP_ROWS + 1000
+    samples = ({"__key__": f"{i:06d}", "cls": i} for i in range(count))
+    pack_samples(tmp_path / "d", samples=samples, shard_samples=None, block_bytes="100kB", columns={"label": "cls"})
+    dataset = ShardDataset(tmp_path / "d", fields={"number": "cls"}, columns=("label",))
+    numbers = [0, access.ROW_GROUP_ROWS - 1, access.ROW_GROUP_ROWS, count - 1]
+    _, block, _ = dataset.places(np.array(numbers))
+    across = dataset.read_block(0, int(block[1]))
+    loaded = [dataset.load(across.sample(row)) for row in range(len(across))]
+
+    assert len(dataset.manifest.shards) == 1
+    assert [(dataset[i]["number"], dataset[i]["label"]) for i in numbers] == [(i, i) for i in numbers]
+    assert block[1] == block[2]
+    assert all(sample["number"] == sample["label"] for sample in loaded)
+    assert dataset.by_key(f"{count - 1:06d}")["number"] == count - 1
+
+
 def test_eight_threads_at_once_get_what_one_gets(folder):
     dataset = ShardDataset(folder, columns=("label",))
     with ThreadPoolExecutor(8) as pool:
@@ -633,8 +694,19 @@ def test_opening_a_dataset_reads_its_manifest_only(folders, monkeypatch):
     assert [name.rpartition("/")[2] for name in opened] == ["manifest.json"]
 
 
-def test_sizes_that_cannot_be_are_not_believed(copied):
-    """A hostile index may say anything: no memory is taken for it."""
+@pytest.mark.parametrize(("part", "value"), [(1, 1 << 60), (1, -1), (0, 0), (0, 1 << 60)])
+def test_a_field_that_cannot_be_where_its_index_says_is_not_read(part, value, copied):
+    dataset = ShardDataset(copied)
+    rows = dataset._access.rows(1, 0)
+    writable = tuple(array.copy() for array in rows.members["txt"])
+    writable[part][7] = value
+    rows.members["txt"] = writable
+
+    with pytest.raises(DatasetError, match=r"-000001\.parquet: is damaged \(sample 'k/0047' is not in its block\)"):
+        dataset[int(dataset._first[1]) + 7]
+
+
+def test_blocks_that_cannot_be_where_their_index_says_are_not_read(copied):
     dataset = ShardDataset(copied)
     table = dataset._access.table(1)
     for name, value in [

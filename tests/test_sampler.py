@@ -89,6 +89,18 @@ def test_ranks_share_an_epoch_exactly_and_have_equally_many_batches(
         assert all(len(batch) == batch_size for batches in found for batch in batches[:-1])
 
 
+def test_fewer_samples_than_ranks_are_an_error_and_none_are_none(digits):
+    three = digits.subset([1, 2, 3])
+    with pytest.raises(
+        ArgumentError, match="has 3 samples, fewer than the 4 ranks, and no rank may get an empty batch"
+    ):
+        list(ShardSampler(three, 2, rank=0, world_size=4))
+
+    assert list(ShardSampler(three, 2, rank=0, world_size=4, drop_last=True)) == []
+    assert list(ShardSampler(digits.subset([]), 2, rank=0, world_size=4)) == []
+    assert [len(list(ShardSampler(three, 2, rank=rank, world_size=3))) for rank in range(3)] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_it_is_the_order_of_the_loader(world_size, digits):
     for rank in range(world_size):

@@ -177,6 +177,7 @@ def test_index_columns_come_beside_the_fields_undecoded():
 
     assert decode_fields(dict(raw), selection, Decoder()) == {"__key__": "a", "label": 7, "cls": 8, "width": None}
     assert decode_fields(dict(raw), selection, None) == {"__key__": "a", "label": b"7", "cls": 8, "width": None}
+    assert type(decode_fields(dict(raw), selection, None)["label"]) is bytes
     del raw["__columns__"]["cls"]
     assert decode_fields(dict(raw), FieldSelection.parse(None), Decoder()) == {"__key__": "a", "cls": 7, "width": None}
     assert decode_fields(dict(raw), FieldSelection.parse(None), None) == {"__key__": "a", "cls": b"7", "width": None}
