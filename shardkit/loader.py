@@ -97,10 +97,12 @@ class ShardLoader:
         batch_size: As given.
 
     Raises:
-        ArgumentError: An argument is out of range, or ``memory`` is too small for what the order holds open.
+        ArgumentError: An argument is out of range, or ``memory`` is too small for what the order holds open; or while
+            iterating, there are fewer samples than ranks.
         ShardError: While iterating, a shard is damaged; where its sample would come.
         CodecError: While iterating, a field cannot be decoded; likewise.
         SampleError: While iterating, a sample lacks a field; likewise.
+        StateError: While iterating, fewer samples than ranks remain of the epoch that a state is of.
         TooManySkippedError: While iterating, more than ``max_skipped`` was skipped.
         WorkerError: While iterating, a worker process died.
 
@@ -186,6 +188,11 @@ class ShardLoader:
         batches = self._find_batches()
         if batches.leaves_ranks_empty(self._position):
             remain = batches.num_samples - self._position
+            if self._position == 0:
+                raise ArgumentError(
+                    f"the dataset has {remain} samples, fewer than the {batches.world_size} ranks, and no rank may get "
+                    "an empty batch; use fewer ranks, or pass drop_last=True"
+                )
             raise StateError(
                 f"epoch {self._epoch}: {remain} samples remain, fewer than the {batches.world_size} ranks, and no rank "
                 f"may get an empty batch; finish the epoch on at most {remain} ranks, leave them out with "
@@ -265,9 +272,9 @@ class ShardLoader:
         remedies = {
             "dataset": "open the dataset and the selection (where=, subset) that it was taken with",
             "block_samples": "the dataset was indexed anew with other blocks; restore its index",
-            "lanes": "pass lanes={}",
-            "shuffle": "pass shuffle={}",
+            "shuffle": "pass shuffle={}",  # before the lanes, of which an order that is not shuffled has one
             "seed": "pass seed={}",
+            "lanes": "pass lanes={}",
         }
         for name, remedy in remedies.items():
             there, here = state.get(name), own[name]  # type: ignore[literal-required] # all of them are names of it

@@ -184,6 +184,14 @@ def test_a_state_with_fewer_samples_left_than_ranks_is_refused_on_every_rank(dat
     assert len(keys_of(loader)) > 60
 
 
+def test_a_dataset_of_fewer_samples_than_ranks_is_refused_and_drop_last_leaves_it_out(dataset):
+    three = dataset.subset(range(3))
+
+    with pytest.raises(shardkit.ArgumentError, match="the dataset has 3 samples, fewer than the 4 ranks"):
+        iter(ShardLoader(three, 2, rank=0, world_size=4))
+    assert list(ShardLoader(three, 2, rank=0, world_size=4, drop_last=True)) == []
+
+
 def test_a_sample_that_no_rank_may_have_alone_joins_the_batch_before(tmp_path):
     shardkit.pack(make_samples(9), tmp_path / "nine", **SMALL)
 
@@ -247,6 +255,13 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(dataset, chang
     loader.load_state_dict(state)
 
     assert len(set(before) | set(keys_of(loader))) == COUNT
+
+
+def test_a_state_of_another_order_is_refused_for_what_the_user_can_change(dataset):
+    state = ShardLoader(dataset, 8).state_dict()
+
+    with pytest.raises(shardkit.StateError, match="pass shuffle=True"):
+        ShardLoader(dataset, 8, shuffle=False).load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [None, {}, {"epoch": 1}, "text"])
