@@ -1,0 +1,160 @@
+"""The process that measures a loader: child.py JOB, which prints a line of JSON; several jobs, a line each.
+
+A first pass counts for the time to the first batch and is checked: all samples must be there, each once, with their own
+labels. Then come whole passes until the time is over; of them are the rates and the processor time.
+"""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from loading.job import ARRAY, SIZE, Batch, Job
+
+_FORMS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
+    "image": [("uint8", (SIZE, SIZE, 3)), ("uint8", (3, SIZE, SIZE))],
+    "npy": [("float32", (ARRAY,))],
+}
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure and print."""
+    for job in sys.argv[1:]:
+        print(json.dumps(measure(Job(**json.loads(job)))), flush=True)
+    os._exit(0)  # some peers do not end
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Return what was measured of a job."""
+    before_import = time.perf_counter()
+    module = importlib.import_module(f"loading.{job.module}")
+    started = time.perf_counter()
+    memory_before = anonymous_bytes(os.getpid())
+    make = module.open_passes(job)
+    check = _Check(job)
+    first = elapsed = 0.0
+    for batch, elapsed in _timed(make(), started, job.limit):
+        first = first or elapsed
+        check.add(batch)
+    checked = check.result(was_left=elapsed > job.limit)
+    taken, count, cpu, machine = time.perf_counter(), 0, tree_cpu_seconds(), machine_cpu_seconds()
+    while (elapsed := time.perf_counter() - taken) < job.seconds:
+        for (values, _), _ in _timed(make(), taken, elapsed + job.limit):
+            count += len(values)
+    seconds, cpu = time.perf_counter() - taken, tree_cpu_seconds() - cpu
+    others = machine_cpu_seconds() - machine - cpu
+    return {
+        "samples_per_second": count / seconds,
+        "cpu_seconds_per_1000": 1000 * cpu / count,
+        "first_batch_seconds": first,
+        "import_seconds": started - before_import,
+        "memory_before_bytes": memory_before,
+        "checked": checked,
+        "others": max(0.0, others) / seconds,
+        "versions": {name: _version(name) for name in getattr(module, "PACKAGES", ())},
+    }
+
+
+def _timed(batches: Iterable[Batch], started: float, limit: float) -> Iterator[tuple[Batch, float]]:
+    """Yield batches, each with the time since the start, until they or the time is over."""
+    iterator = iter(batches)
+    for batch in iterator:
+        elapsed = time.perf_counter() - started
+        yield batch, elapsed
+        if elapsed > limit:
+            break
+    close: Callable[[], None] | None = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+class _Check:
+    """Compares a pass with what the input has."""
+
+    def __init__(self, job: Job) -> None:
+        self._task = job.task
+        self._expected = json.loads((Path(job.folder) / "expected.json").read_text())[job.task]
+        self._sums = dict.fromkeys(self._expected, 0)
+
+    def add(self, batch: Batch) -> None:
+        values, labels = batch
+        self._sums["samples"] += len(values)
+        if self._task in ("raw", "small"):
+            self._sums["bytes"] += sum(map(len, values))
+            self._sums["checksum"] += sum(map(crc32, values))
+        else:
+            form = str(values.dtype).removeprefix("torch."), tuple(values.shape[1:])
+            if form not in _FORMS[self._task]:
+                raise RuntimeError(f"a batch is of {form}, expected {_FORMS[self._task]}")
+        if "labels" in self._sums:
+            self._sums["labels"] += sum(map(int, labels))
+
+    def result(self, *, was_left: bool) -> bool:
+        """Return whether the pass was whole; False if it was left early.
+
+        Raises:
+            RuntimeError: It was not left early, and had not the samples of the input.
+        """
+        if was_left:
+            return False
+        if self._sums != self._expected:
+            raise RuntimeError(f"the pass had {self._sums}, expected {self._expected}")
+        return True
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def tree_cpu_seconds() -> float:
+    """Return what this process and all below it have used, those that have ended included."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    total = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    for process in processes_below(os.getpid())[1:]:
+        fields = _stat(process)
+        total += sum(int(ticks) for ticks in fields[11:15]) / _TICKS
+    return total
+
+
+def processes_below(root: int) -> list[int]:
+    """Return a process and those that it started, and so on, as many as are alive."""
+    parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    found = [root]
+    for process in found:
+        found += [child for child, fields in parents.items() if fields and int(fields[1]) == process]
+    return found
+
+
+def _stat(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return []
+
+
+def machine_cpu_seconds() -> float:
+    """Return what all processes of the machine have used, and what was taken from it."""
+    _, user, nice, system, _idle, _wait, irq, softirq, steal, *_ = Path("/proc/stat").read_text().split(None, 10)
+    return sum(map(int, (user, nice, system, irq, softirq, steal))) / _TICKS
+
+
+def anonymous_bytes(process: int) -> int:
+    """Return the memory of a process that is no file's: its own, and its share of what it shares."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon", "Pss_Shmem")))
+
+
+if __name__ == "__main__":
+    main()

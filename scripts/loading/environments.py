@@ -1,0 +1,71 @@
+"""Programs that the peers need, each in an environment of its own: over the one that runs the benchmark, never in it.
+
+What an environment installs comes first there; what it lacks, it takes from the one that runs the benchmark. So torch
+is not installed once a peer, and no peer changes what another one has.
+"""
+
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = {
+    "input": ["scikit-image", "scikit-learn"],
+    "webdataset": ["webdataset"],
+    "datasets": ["datasets"],
+    "spdl": ["spdl-core", "spdl-io"],
+    "dali": ["nvidia-dali-cuda130"],
+    "albumentations": ["albumentations", "opencv-python-headless"],
+}
+"""The environments, and what pip installs into each."""
+_PROGRAMS = {"spdl": ("ffmpeg", ["ffmpeg"])}  # SPDL's wheel has no FFmpeg; Debian's package brings its libraries
+
+
+class UnavailableError(Exception):
+    """An environment cannot be made here; the message says why."""
+
+
+def python_of(name: str, work: Path) -> str:
+    """Return the Python of an environment, which is made if it is not there yet.
+
+    Args:
+        name: One of ``PACKAGES``; or nothing, for the environment that runs the benchmark.
+        work: The folder that has the environments.
+
+    Raises:
+        UnavailableError: It cannot be made.
+    """
+    if not name:
+        return sys.executable
+    folder = work / f"environment-{name}"
+    python, mark = folder / "bin" / "python", folder / "installed"
+    wanted = "\n".join([sys.version, *PACKAGES[name]])
+    if mark.exists() and mark.read_text() == wanted:
+        return str(python)
+    print(f"== installing {' '.join(PACKAGES[name])}", file=sys.stderr)
+    if name in _PROGRAMS:
+        _need_program(*_PROGRAMS[name])
+    _run(sys.executable, "-m", "venv", "--clear", str(folder))
+    own = next(folder.glob("lib/python*/site-packages"))
+    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES[name])
+    below = [*site.getsitepackages(), *([str(Path.cwd())] if "" in sys.path else [])]
+    (own / "below.pth").write_text("import site; " + "; ".join(f"site.addsitedir({path!r})" for path in below))
+    mark.write_text(wanted)
+    return str(python)
+
+
+def _need_program(program: str, packages: list[str]) -> None:
+    if shutil.which(program):
+        return
+    if not shutil.which("apt-get"):
+        raise UnavailableError(f"{program} is missing")
+    _run("apt-get", "update")
+    _run("apt-get", "install", "--yes", "--no-install-recommends", *packages)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or [f"exit code {done.returncode}"]
+        raise UnavailableError(f"{' '.join(command[-4:])}: {last[0][:200]}")

@@ -1,0 +1,87 @@
+"""The input, made once into a folder: loose images, and the shards that every loader reads.
+
+::
+
+    files/3/000013.jpg   the images, in a folder for each class
+    image/               they, packed by shardkit: jpg and cls
+    small/               samples of a text of 300 bytes and a cls
+    npy/                 samples of one array of 1 KB
+
+The shards are plain tars, so all loaders read the same ones.
+"""
+
+import json
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+import shardkit
+from loading.job import ARRAY
+
+_SHARDS = 8  # of each kind: the same number for each of two or four workers
+_PHOTOGRAPHS = Path(__file__).with_name("photographs.py")
+
+
+def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
+    """Return the folder of the input, which is made if it is not there.
+
+    Args:
+        work: Where it goes to, into a folder named after the numbers.
+        images: How many images.
+        smalls: How many small samples, of either kind.
+        python: A Python that has scikit-image or scikit-learn.
+    """
+    folder = work / f"input-{images}-{smalls}"
+    if folder.exists():
+        return folder
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work) as temporary:
+        new = Path(temporary) / folder.name
+        subprocess.run([python, _PHOTOGRAPHS, new / "files", str(images)], check=True)
+        source = shardkit.ImageFolder(new / "files")
+        _pack(source, new / "image", images)
+        _pack(_texts(smalls), new / "small", smalls)
+        _pack(_arrays(smalls), new / "npy", smalls)
+        expected = {task: _sums(new / name) for task, name in (("raw", "image"), ("small", "small"))}
+        expected["image"] = {"samples": images, "labels": expected["raw"]["labels"]}
+        expected["npy"] = {"samples": smalls}
+        (new / "expected.json").write_text(json.dumps(expected))
+        shutil.move(new, folder)
+    return folder
+
+
+def _pack(source: Any, destination: Path, count: int) -> None:
+    shardkit.pack(source, destination, shard_samples=-(-count // _SHARDS), compression="none", progress=False)
+
+
+def _texts(count: int) -> Iterator[dict[str, Any]]:
+    text = random.Random(0).randbytes(1000).hex()  # noqa: S311 - of a benchmark
+    for number in range(count):
+        start = number % 1700
+        yield {"__key__": f"{number:09d}", "txt": text[start : start + 300], "cls": number % 1000}
+
+
+def _arrays(count: int) -> Iterator[dict[str, Any]]:
+    numbers = np.random.default_rng(0).standard_normal(ARRAY + 1000, dtype=np.float32)
+    for number in range(count):
+        start = number % 1000
+        yield {"__key__": f"{number:09d}", "npy": numbers[start : start + ARRAY]}
+
+
+def _sums(folder: Path) -> dict[str, int]:
+    """Return what a whole pass over undecoded samples adds up to."""
+    sums = {"samples": 0, "labels": 0, "bytes": 0, "checksum": 0}
+    for sample in shardkit.ShardStream(folder, decode=False, shuffle=False):
+        (data,) = (sample[field] for field in ("jpg", "txt") if field in sample)
+        sums["samples"] += 1
+        sums["labels"] += int(sample["cls"])
+        sums["bytes"] += len(data)
+        sums["checksum"] += crc32(data)
+    return sums

@@ -1,0 +1,76 @@
+"""What one process measures: a loader, a task, and for how long."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+SIZE = 224
+"""Height and width of the images in a batch."""
+ARRAY = 256
+"""How many float32 an array of the task npy has: 1 KB."""
+BATCH_SIZES = {"image": 64, "raw": 64, "small": 256, "npy": 256}
+"""The tasks, and how many samples a batch has."""
+
+Batch: TypeAlias = tuple[Any, Any]
+"""Values and labels. Of image a uint8 array, of raw and small two lists of bytes, of npy a float32 array and None."""
+Passes: TypeAlias = Callable[[], Iterable[Batch]]
+"""Gives a fresh pass over all samples, each time it is called."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process measures.
+
+    Attributes:
+        task: One of ``BATCH_SIZES``.
+        module: The module of this package that has the loader, in ``open_passes(job)``.
+        folder: The input, as ``inputs`` made it.
+        workers: Threads or processes; 0 for the process itself.
+        options: What else the loader is to do, as its module says.
+        seconds: How long to measure, in whole passes.
+        limit: After how many seconds a pass is left, if the loader is that slow.
+    """
+
+    task: str
+    module: str
+    folder: str
+    workers: int
+    options: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 2.0
+    limit: float = 6.0
+
+    @property
+    def batch_size(self) -> int:
+        """How many samples a batch has."""
+        return BATCH_SIZES[self.task]
+
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the tars."""
+        return sorted(str(path) for path in self.dataset.glob("*.tar"))
+
+    @property
+    def dataset(self) -> Path:
+        """The folder of the task's shards."""
+        return Path(self.folder) / ("image" if self.task == "raw" else self.task)
+
+    @property
+    def files(self) -> Path:
+        """The folder of the loose images, in a folder for each class."""
+        return Path(self.folder) / "files"
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+
+def batched(samples: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of ``size`` samples, the last perhaps shorter."""
+    iterator = iter(samples)
+    while batch := list(islice(iterator, size)):
+        yield batch

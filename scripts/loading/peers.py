@@ -1,0 +1,47 @@
+"""The loaders that are compared: which tasks each does, how, and in which environment."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A loader as it is measured.
+
+    Attributes:
+        name: What tables call it.
+        module: Its module in this package.
+        tasks: What it is measured at.
+        workers: Threads or processes; 0 for the process itself.
+        options: What its module is told.
+        package: What must be importable, in the environment that runs the benchmark or else in one of the same name.
+    """
+
+    name: str
+    module: str
+    tasks: tuple[str, ...]
+    workers: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
+    package: str = ""
+
+
+CEILING = "ceiling: bare threads"
+OWN = "shardkit"
+
+_PILLOW = {"pillow": True}
+_SMALLER = ("raw", "small", "npy")
+
+PEERS = (
+    Peer(CEILING, "bare", ("image", *_SMALLER)),
+    Peer(OWN, "with_shardkit", ("image", *_SMALLER)),
+    Peer("shardkit stream, DataLoader", "with_shardkit", ("image",), options={"stream": True}),
+    Peer("webdataset, DataLoader", "with_webdataset", ("image",), options=_PILLOW, package="webdataset"),
+    Peer("webdataset, DataLoader, our kernels", "with_webdataset", ("image",), package="webdataset"),
+    Peer("webdataset, in process", "with_webdataset", ("image",), 0, options=_PILLOW, package="webdataset"),
+    Peer("webdataset, in process", "with_webdataset", _SMALLER, 0, package="webdataset"),
+    Peer("webdataset, DataLoader", "with_webdataset", _SMALLER, package="webdataset"),
+    Peer("files, DataLoader", "with_files", ("image",), options=_PILLOW),
+    Peer("files, DataLoader, our kernels", "with_files", ("image",)),
+    Peer("files, in process", "with_files", ("raw",), 0),
+    Peer("files, DataLoader", "with_files", ("raw",)),
+)
