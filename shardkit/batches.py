@@ -1,11 +1,11 @@
 """Samples -> one batch: a dict of fields, each a tensor where the values of all samples are alike, else a list."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardkit.errors import SampleError
+from shardkit.errors import ArgumentError, SampleError
 from shardkit.pixels import IMAGE_FIELDS
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 
@@ -27,12 +27,19 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection) -> Batch:
 
     Raises:
         SampleError: Not all samples have the same fields.
+        ArgumentError: A sample is no mapping.
 
     Example:
         >>> everything = FieldSelection.parse(None)
         >>> collate([{"__key__": "a", "cls": 3}, {"__key__": "b", "cls": 4}], selection=everything)
         {'cls': tensor([3, 4]), '__key__': ['a', 'b']}
     """
+    for sample in samples:
+        if not isinstance(sample, Mapping):
+            raise ArgumentError(
+                f"transform= returned a {type(sample).__name__}, expected a dict of fields; return one, or pass a "
+                "collate_fn for what it returns, as torch.utils.data.default_collate"
+            )
     names = [name for name in (samples[0] if samples else selection.wanted) if name not in RESERVED]
     for sample in samples:
         if sample.keys() - RESERVED != set(names):

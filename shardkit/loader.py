@@ -73,11 +73,11 @@ class ShardLoader:
             would remain, they join the batch before, and some ranks get one more.
         shuffle: Another order every epoch. False for the dataset's own order.
         seed: Decides the orders.
-        transform: Called with every decoded sample, and what it returns is put into the batch; or functions for
-            single fields, as in ``{"image": function}``. A parameter named ``rng`` gets a ``shardkit.Rng`` for this
-            sample in this epoch. Called by several threads at a time.
-        collate_fn: Makes a batch of a list of samples instead; whatever it returns is the batch. Called by several
-            threads at a time.
+        transform: Called with every decoded sample, a dict, and returns what is put into the batch, a dict; or
+            functions for single fields, as in ``{"image": function}``. A parameter named ``rng`` gets a
+            ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
+        collate_fn: Makes a batch of a list of what ``transform`` returned instead; whatever it returns is the batch.
+            Called by several threads at a time.
         num_workers: How many threads or processes decode and transform; by default as many as there are processors.
         worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
             needs ``if __name__ == "__main__":``, and the transform must be importable.
@@ -87,7 +87,8 @@ class ShardLoader:
             Part of the order and of the state. ``shardkit shuffle-report`` shows what it does.
         drop_last: Leave out the last batch if it is not full.
         on_error: ``"skip"`` leaves samples that are damaged or cannot be decoded out of their batch, and counts them;
-            the number of batches stays. What a transform raises is never skipped.
+            the number of batches stays, so one may have few samples, or none. What a transform raises is never
+            skipped.
         max_skipped: How many samples of an epoch this rank may skip.
         rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
         world_size: The number of ranks, likewise.

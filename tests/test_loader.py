@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
 import shardkit
 from shardkit import ShardDataset, ShardLoader
@@ -405,6 +406,19 @@ def test_collate_fn_makes_the_batch(dataset):
     loader = ShardLoader(dataset, 10, collate_fn=lambda samples: [sample["cls"] for sample in samples], shuffle=False)
 
     assert next(iter(loader)) == [int(key) for key in dataset.keys()[:10]]
+
+
+def without_a_dict(sample):
+    return sample["__key__"], sample["cls"]
+
+
+def test_a_transform_that_returns_no_dict_needs_a_collate_fn(dataset):
+    with pytest.raises(shardkit.ArgumentError, match=r"returned a tuple, expected a dict of fields; .* collate_fn"):
+        next(iter(ShardLoader(dataset, 8, transform=without_a_dict)))
+
+    keys, labels = next(iter(ShardLoader(dataset, 8, transform=without_a_dict, collate_fn=default_collate)))
+
+    assert (len(keys), labels.shape) == (8, (8,))
 
 
 def test_undecoded_fields_are_bytes(folder):
