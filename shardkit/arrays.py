@@ -1,6 +1,7 @@
 """Arrays and tensors <-> npy, npz and pth, without pickle and without believing a size."""
 
 import ast
+import contextlib
 import io
 import math
 import zipfile
@@ -12,6 +13,7 @@ import numpy.typing as npt
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTH_BYTES = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}
 _MAX_NPY_HEADER_BYTES = 10_000  # NumPy's own limit: parsing a longer one could exhaust the parser
+_ATTEMPTS = 20  # to parse a header; with the worst luck that could be arranged, one in 10 000 fails
 _NPZ_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others are inflated without a bound
 
 
@@ -162,13 +164,22 @@ def _read_npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any],
         raise ValueError(
             f"its header claims {end - start:,} bytes, the limit is {_MAX_NPY_HEADER_BYTES:,}, all has {len(data):,}"
         )
-    header = ast.literal_eval(data[start:end].decode("utf-8" if version == b"\3\0" else "latin-1"))
+    header = _parse_literal(data[start:end].decode("utf-8" if version == b"\3\0" else "latin-1"))
     if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError("its header is not a dict of descr, fortran_order and shape")
     shape = header["shape"]
     if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f"its shape is {shape!r}, expected a tuple of lengths")
     return shape, bool(header["fortran_order"]), np.lib.format.descr_to_dtype(header["descr"]), end
+
+
+def _parse_literal(text: str) -> Any:
+    # CPython counts how deep a syntax tree is for all threads together. If the garbage collector runs Python code
+    # meanwhile, so that another thread parses too, that is a SystemError, about a text that is right.
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(SystemError):
+            return ast.literal_eval(text)
+    return ast.literal_eval(text)
 
 
 def _bounded_members(archive: zipfile.ZipFile, max_bytes: int) -> list[zipfile.ZipInfo]:

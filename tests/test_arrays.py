@@ -1,5 +1,6 @@
 """Arrays and tensors come back to the bit, and a stranger's file takes no memory and runs no code on its word."""
 
+import ast
 import io
 import pickle
 import struct
@@ -118,6 +119,20 @@ def test_an_npy_file_cut_anywhere_is_refused():
     for cut in range(len(data)):
         with pytest.raises(CodecError):
             DECODER.decode("npy", data[:cut])
+
+
+def test_npy_files_are_read_where_another_thread_disturbs_pythons_parser(monkeypatch):
+    def parse(text):
+        disturbed.append(text)
+        if len(disturbed) < 4:
+            raise SystemError("AST constructor recursion depth mismatch (before=63, after=60)")
+        return literal_eval(text)
+
+    disturbed, literal_eval = [], ast.literal_eval
+    monkeypatch.setattr(ast, "literal_eval", parse)
+
+    assert same_array(round_trip("npy", np.arange(3)), np.arange(3))
+    assert len(disturbed) == 5  # encoding reads what it wrote
 
 
 def test_arrays_are_bounded_by_the_decoders_limit():
