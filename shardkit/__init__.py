@@ -1,4 +1,4 @@
-"""Pack training data into tar shards, and stream it back to PyTorch; resumable to the sample, and never one lost in silence.
+"""Pack training data into tar shards, and stream it back to PyTorch; resumable to the sample, none lost in silence.
 
 ::
 
