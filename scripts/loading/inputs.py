@@ -7,6 +7,7 @@
     small/               samples of a text of 300 bytes and a cls
     npy/                 samples of one array of 1 KB
 
+Beside each shard lies what DALI wants to know of it.
 The shards are plain tars, so all loaders read the same ones.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from pyarrow import parquet
 
 import shardkit
 from loading.job import ARRAY
@@ -59,6 +61,19 @@ def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
 
 def _pack(source: Any, destination: Path, count: int) -> None:
     shardkit.pack(source, destination, shard_samples=-(-count // _SHARDS), compression="none", progress=False)
+    for index in destination.glob("*.parquet"):
+        _write_dali_index(index)
+
+
+def _write_dali_index(index: Path) -> None:
+    """Write what DALI's wds2idx would write: where each field's data lies."""
+    rows = parquet.read_table(index).to_pydict()
+    fields = [name.removesuffix(":offset") for name in rows if name.endswith(":offset")]
+    lines = [f"v1.2 {len(rows['__key__'])}"]
+    for i, key in enumerate(rows["__key__"]):
+        places = [(field, rows[f"{field}:offset"][i], rows[f"{field}:size"][i]) for field in fields]
+        lines.append(" ".join(f"{field} {offset} {size} {key}.{field}" for field, offset, size in places))
+    index.with_suffix(".tar.idx").write_text("\n".join(lines) + "\n")
 
 
 def _texts(count: int) -> Iterator[dict[str, Any]]:

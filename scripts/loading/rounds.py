@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def run_child(python: str, job: Job, *, watch: bool) -> dict[str, Any]:
     lines = output.splitlines()
     if process.returncode or not lines:
         said = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
-        raise RuntimeError(said[-1][:300])
+        raised = [line for line in said if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)] or said
+        raise RuntimeError(raised[-1][:300])
     result: dict[str, Any] = json.loads(lines[-1])
     return result | ({"memory_bytes": largest} if watch else {})
 
