@@ -33,7 +33,6 @@ def run(*command):
     environment = os.environ | {
         "PYTHONPATH": paths,
         "PYTHONWARNINGS": "ignore",
-        "HF_DATASETS_CACHE": "",
         "MPLBACKEND": "agg",
     }
     done = subprocess.run(

@@ -79,7 +79,8 @@ def run_child(python: str, job: Job, *, watch: bool) -> dict[str, Any]:
         subprocess.TimeoutExpired: It did not end.
     """
     paths = [str(_CHILD.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    caches = {"HF_HOME": str(Path(job.folder).parent / "huggingface")}
+    environment = os.environ | caches | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [python, "-W", "ignore", str(_CHILD), job.to_json()]
     largest = 0
     with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) as process:
