@@ -1,7 +1,11 @@
 """What tests of several modules share."""
 
 import io
+import os
+import signal
+import subprocess
 import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -59,6 +63,18 @@ def peak_memory(function):
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@contextmanager
+def started(command, **options):
+    """Start a program with pipes, in a group of its own; nothing of it outlives the test, however that ends."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, process_group=0, **pipes, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def refuses(field, data, cause, decoder=DECODER):

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from shardkit.inspection import Footprint, Sizes, compute_statistics, recognise_
 from shardkit.manifest import read_manifest
 from shardkit.storage import LocalStorage
 from shardkit.writer import ShardWriter
-from tests.shared import COMPRESSIONS, every_compression, tar_of
+from tests.shared import COMPRESSIONS, every_compression, started, tar_of
 
 STORAGE = LocalStorage()
 NUM_SAMPLES = 14
@@ -349,20 +348,20 @@ def test_a_command_that_is_not_there_is_an_error_of_use():
     assert "No such command 'unpack'" in result.stderr
 
 
-def start(*arguments, **options):
-    program = [sys.executable, "-c", "from shardkit.cli import main; main()", *map(str, arguments)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+def start(*arguments):
+    return started([sys.executable, "-c", "from shardkit.cli import main; main()", *map(str, arguments)])
 
 
 @pytest.mark.multiprocess
 def test_the_program_writes_bytes_and_exits_with_its_code(dataset):
     folder = dataset()
 
-    out, err = start("cat", folder, "0005", "txt").communicate()
+    with start("cat", folder, "0005", "txt") as process:
+        out, err = process.communicate()
     assert (out, err) == (text_of(5).encode(), b"")
     (folder / "train-000000.tar").unlink()
-    process = start("verify", folder)
-    out, err = process.communicate()
+    with start("verify", folder) as process:
+        out, err = process.communicate()
 
     assert (process.returncode, err) == (1, b"")
     assert b"is missing" in out
@@ -371,8 +370,8 @@ def test_the_program_writes_bytes_and_exits_with_its_code(dataset):
 @pytest.mark.multiprocess
 def test_ctrl_c_ends_it_with_one_line(tmp_path):
     os.mkfifo(tmp_path / "slow.tar")
-    process = start("ls", tmp_path / "slow.tar")
-    with (tmp_path / "slow.tar").open("wb"):  # opens when the program does, which then waits for bytes
+    slow = tmp_path / "slow.tar"
+    with start("ls", slow) as process, slow.open("wb"):  # opens when the program does, which then waits for bytes
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
 
@@ -385,10 +384,10 @@ def test_who_stops_reading_gets_no_error(tmp_path):
     with ShardWriter(str(folder)) as writer:
         for i in range(5000):
             writer.write({"__key__": f"{'long' * 10}{i:06d}", "cls": 1})
-    process = start("ls", folder)
-    process.stdout.readline()
-    process.stdout.close()
-    err = process.stderr.read()
-    process.stderr.close()
+    with start("ls", folder) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait()
 
-    assert (process.wait(), err) == (0, b"")
+    assert (process.returncode, err) == (0, b"")

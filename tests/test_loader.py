@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -22,6 +21,7 @@ import shardkit
 from shardkit import ShardDataset, ShardLoader
 from shardkit.batches import stack
 from shardkit.testing import assert_resumes_anywhere
+from tests.shared import started
 
 COUNT = 211
 SMALL = {"shard_bytes": 60_000, "block_bytes": 9_000, "progress": False}  # 8 shards of about 4 blocks of 7 samples
@@ -619,18 +619,11 @@ def test_no_thread_is_left(dataset, how):
     assert wait_for_no_threads() == []
 
 
-def run_script(tmp_path, text, **options):
+def run_script(tmp_path, text):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
+    return started([sys.executable, str(script)], env=environment, text=True)
 
 
 SCRIPT = """
@@ -654,9 +647,8 @@ SCRIPT = """
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_a_script_may_end_in_mid_epoch(folder, tmp_path, worker_type):
     text = SCRIPT.format(folder=str(folder / "none" / "train"), worker_type=worker_type, then="sys.exit(7)")
-    process = run_script(tmp_path, text)
-
-    output, errors = process.communicate(timeout=60)
+    with run_script(tmp_path, text) as process:
+        output, errors = process.communicate(timeout=60)
 
     assert (process.returncode, output, errors) == (7, "begun\n", "")
 
@@ -664,13 +656,11 @@ def test_a_script_may_end_in_mid_epoch(folder, tmp_path, worker_type):
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_ctrl_c_ends_everything_with_one_traceback(folder, tmp_path, worker_type):
     then = "for _ in range(1000): list(loader)"
-    process = run_script(
-        tmp_path, SCRIPT.format(folder=str(folder / "none" / "train"), worker_type=worker_type, then=then)
-    )
-    assert process.stdout.readline() == "begun\n"
-
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    text = SCRIPT.format(folder=str(folder / "none" / "train"), worker_type=worker_type, then=then)
+    with run_script(tmp_path, text) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
 
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1
@@ -694,14 +684,10 @@ def test_nothing_is_left_after_kill_9(folder, tmp_path):
     shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
     then = "for _ in range(1000): list(loader)"
     text = SCRIPT.format(folder=str(folder / "none" / "train"), worker_type="process", then=then)
-    process = run_script(tmp_path, text, process_group=0)
-    assert process.stdout.readline() == "begun\n"
-    assert len(children_of(process.pid)) >= 2
-
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    process.stderr.close()
+    with run_script(tmp_path, text) as process:
+        assert process.stdout.readline() == "begun\n"
+        assert len(children_of(process.pid)) >= 2
+        process.kill()
 
     deadline = time.monotonic() + 30
     while children_of(process.pid) and time.monotonic() < deadline:

@@ -36,6 +36,7 @@ from shardkit.spill import SPILL_NAME
 from shardkit.storage import LocalStorage
 from shardkit.stream import ShardStream
 from shardkit.tar import END_OF_ARCHIVE
+from tests.shared import started
 
 ROOT = Path(__file__).parents[1]
 MARKED = "unfinished.json"
@@ -555,9 +556,7 @@ def start_script(tmp_path, *args):
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", tmp_path / "script.py", *args]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
+    return started(command, text=True, env=environment)
 
 
 @pytest.mark.multiprocess

@@ -11,6 +11,7 @@ import pytest
 
 from shardkit.errors import ArgumentError, ShardkitError
 from shardkit.work import Cancelled, Workers
+from tests.shared import started
 
 ROOT = Path(__file__).parents[1]
 EVERYWHERE = pytest.mark.parametrize(
@@ -165,14 +166,8 @@ def start(tmp_path, code):
         f"import sys\nfrom pathlib import Path\nfrom tests.test_work import *\nif __name__ == '__main__':\n    {code}\n"
     )
     (tmp_path / "script.py").write_text(script)
-    return subprocess.Popen(
-        [sys.executable, tmp_path / "script.py"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return started([sys.executable, tmp_path / "script.py"], text=True, env=environment)
 
 
 def test_a_process_never_sees_ctrl_c_not_even_while_it_starts(tmp_path):
@@ -180,7 +175,8 @@ def test_a_process_never_sees_ctrl_c_not_even_while_it_starts(tmp_path):
 before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     masks = list(Workers(num_workers=2, worker_type="process").run([BlockedSignals()] * 4))
     print([signal.SIGINT in mask for mask in masks], before == signal.pthread_sigmask(signal.SIG_BLOCK, []) == set())"""
-    out, err = start(tmp_path, code).communicate()
+    with start(tmp_path, code) as process:
+        out, err = process.communicate()
 
     assert (out, err) == ("[True, True, True, True] True\n", "")
 
