@@ -148,7 +148,7 @@ class Decoder:
         except Exception as error:
             raise CodecError(
                 f"{_place(field, key, url)} cannot be decoded: {_cause(error)}; repair the sample or leave it "
-                "out, or go on without it by on_error='skip'",
+                "out, as a stream or a loader does with on_error='skip'",
                 url=url,
                 key=key,
                 field=field,

@@ -145,7 +145,7 @@ def check_path(name: str, value: str | PathLike[str]) -> str:
         value: The path.
 
     Raises:
-        ArgumentError: It is neither text nor a path.
+        ArgumentError: It is neither text nor a path, or it is empty.
 
     Example:
         >>> from pathlib import Path
@@ -155,6 +155,8 @@ def check_path(name: str, value: str | PathLike[str]) -> str:
     path = fspath(value) if isinstance(value, str | PathLike) else None
     if not isinstance(path, str):
         raise ArgumentError(f"{name} must be text or a path, got {value!r}")
+    if not path:
+        raise ArgumentError(f"{name} is empty, expected a path; the current folder is written '.'")
     return path
 
 
@@ -162,7 +164,7 @@ def check_paths(name: str, values: str | PathLike[str] | Iterable[str | PathLike
     """Return one path or URL, or several, as a list of text.
 
     Raises:
-        ArgumentError: One is neither text nor a path, or they have no order.
+        ArgumentError: One is neither text nor a path, or is empty, or they have no order.
 
     Example:
         >>> check_paths("urls", "train.tar")
@@ -173,3 +175,19 @@ def check_paths(name: str, values: str | PathLike[str] | Iterable[str | PathLike
     if isinstance(values, bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
         raise ArgumentError(f"{name} must be text, a path, or a list of these, got {values!r}")
     return [check_path(f"{name}[{number}]", value) for number, value in enumerate(values)]
+
+
+def check_texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    """Return several texts as a tuple.
+
+    Raises:
+        ArgumentError: They are one text, or one of them is none.
+
+    Example:
+        >>> check_texts("classes", ["cat", "dog"])
+        ('cat', 'dog')
+    """
+    texts = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    if texts is None or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"{name} must be a sequence of texts, got {values!r}")
+    return texts

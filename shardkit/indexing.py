@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import open_decompressed
-from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, check_path, check_paths
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, check_path, check_paths, check_texts
 from shardkit.hashing import hash_keys
 from shardkit.index import (
     MAX_BLOCK_SAMPLES,
@@ -103,6 +103,7 @@ def index_shards(
         1
     """
     maker = ColumnMaker(columns)
+    classes = None if classes is None else check_texts("classes", classes)
     block_bytes = parse_bytes(block_bytes)
     shard_urls = _shard_urls(urls, storage_options)
     folder = _manifest_folder(shard_urls, check_path("out", out) if out else None)
@@ -150,7 +151,7 @@ def index_shards(
         block_samples,
         tuple(sorted(fields)),
         repeated == 0,
-        tuple(old.classes if old and classes is None else classes or ()),
+        old.classes if old and classes is None else classes or (),
         column_types.as_text(),
         old.packed if old else {},
         folder,

@@ -265,8 +265,8 @@ class FileFolder(_Files):
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a folder that are not hidden, in the order of their names; links are followed."""
     path = check_path("folder", folder)
-    if not path or not Path(path).is_dir():
-        raise SourceError(f"{path or repr(path)}: is not a folder; name one that holds the files to pack")
+    if not Path(path).is_dir():
+        raise SourceError(f"{path}: is not a folder; name one that holds the files to pack")
     yield from _walk_below(path, "", set())
 
 

@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import parse_compression
-from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, SampleError, check_whole
+from shardkit.errors import (
+    ArgumentError,
+    DatasetError,
+    DatasetExistsError,
+    SampleError,
+    check_path,
+    check_texts,
+    check_whole,
+)
 from shardkit.hashing import hash_key
 from shardkit.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
@@ -117,7 +125,7 @@ class ShardWriter:
         self._compression = None if compression == "auto" else parse_compression(compression)
         self._block_bytes = parse_bytes(block_bytes)
         self._columns = ColumnMaker(columns)
-        self._classes = tuple(classes)
+        self._classes = check_texts("classes", classes)
         self._block_samples = 0
         self._waiting: list[tuple[EncodedSample, int, dict[str, object]]] = []  # with their sizes and columns
         self._waiting_bytes = 0
@@ -201,6 +209,7 @@ class ShardWriter:
 
         Raises:
             SampleError: A key occurs twice in the dataset, which is not published then.
+            ArgumentError: A column names a field that no sample has. Likewise.
             DatasetError: The writer failed before, and the exception was held back.
         """
         try:
@@ -220,6 +229,7 @@ class ShardWriter:
             np.frombuffer(self._hashes, dtype=np.uint64),
             lambda: (key for w in self._written for key in self._index_of(w).sample_keys()),
         )
+        self._columns.check_fields(w.fields for w in self._written)
         self.manifest = assemble_manifest(
             self._written, block_samples=self._block_samples, classes=self._classes, url=self._folder
         )
@@ -318,13 +328,14 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     """Return a dataset's folder without trailing slashes.
 
     Raises:
-        ArgumentError: It has no name that shards could be called by.
+        ArgumentError: It is no path, or has no name that shards could be called by.
     """
-    folder = str(os.fspath(destination)).rstrip("/")
+    path = check_path("destination", destination)
+    folder = path.rstrip("/")
     name = dataset_name(folder)
-    if isinstance(destination, bytes) or name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
+    if name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
         raise ArgumentError(
-            f"destination {os.fspath(destination)!r}: has no name that shards could be called by; "
+            f"destination {path!r}: has no name that shards could be called by; "
             "name a folder, like 'shards/train', without backslash or colon or a hyphen first"
         )
     return folder

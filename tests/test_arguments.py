@@ -75,14 +75,37 @@ def test_a_transform_that_cannot_be_called_is_not_left_out_in_silence(transform,
         ShardStream(dataset, transform=transform)
 
 
-@pytest.mark.parametrize("name", ["C:\\data", "a:b", "-x", "a\0b", b"bytes"])
+@pytest.mark.parametrize("name", ["C:\\data", "a:b", "-x", "a\0b"])
 def test_a_destination_whose_shards_could_not_be_named_is_refused_before_anything_is_written(name, tmp_path):
-    destination = name if isinstance(name, bytes) else f"{tmp_path}/{name}"
-
     with pytest.raises(ArgumentError, match=r"destination .*: has no name that shards could be called by"):
-        pack(SAMPLES, destination, progress=False)
+        pack(SAMPLES, f"{tmp_path}/{name}", progress=False)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("destination", [3, None, b"bytes", ["folder"]])
+def test_a_destination_that_is_no_path_is_refused(destination):
+    for write in (ShardWriter, lambda destination: pack(SAMPLES, destination, progress=False)):
+        with pytest.raises(ArgumentError, match="destination must be text or a path, got"):
+            write(destination)
+
+
+def test_an_empty_text_is_no_path(tmp_path):
+    for call in (ShardWriter, lambda path: pack(SAMPLES, path, progress=False), read_manifest, verify):
+        with pytest.raises(ArgumentError, match=r"is empty, expected a path; the current folder is written '\.'"):
+            call("")
+    for urls in ("", [tmp_path, ""]):
+        with pytest.raises(ArgumentError, match=r"urls.* is empty, expected a path"):
+            ShardStream(urls)
+
+
+@pytest.mark.parametrize("classes", [3, "cat", [3], b"dog"])
+def test_classes_that_are_no_texts_are_refused(classes, dataset, tmp_path):
+    with pytest.raises(ArgumentError, match="classes must be a sequence of texts, got"):
+        ShardWriter(tmp_path / "new", classes=classes)
+    with pytest.raises(ArgumentError, match="classes must be a sequence of texts, got"):
+        index_shards(dataset, classes=classes)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_name_with_nul_is_said_to_be_none():

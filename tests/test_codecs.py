@@ -247,7 +247,7 @@ def test_an_error_says_shard_key_field_and_cause_in_one_message(field, data, cau
 
     message = str(caught.value)
     assert message.startswith(f"shard train-000000.tar, sample 'cats/0001', field {field!r} cannot be decoded: {cause}")
-    assert message.endswith("; repair the sample or leave it out, or go on without it by on_error='skip'")
+    assert message.endswith("; repair the sample or leave it out, as a stream or a loader does with on_error='skip'")
     assert (caught.value.url, caught.value.key, caught.value.field) == ("train-000000.tar", "cats/0001", field)
     assert caught.value.__cause__ is not None
 

@@ -271,12 +271,14 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
 def test_what_is_no_folder_is_an_error(tmp_path, source):
     make(tmp_path, ["a.jpg"])
 
-    for folder in ("", tmp_path / "a.jpg", tmp_path / "nowhere"):
+    for folder in (tmp_path / "a.jpg", tmp_path / "nowhere"):
         with pytest.raises(SourceError, match="is not a folder; name one that holds the files to pack"):
             source(folder)
     for folder in (3, None, b"photos", ["photos"]):
         with pytest.raises(ArgumentError, match="folder must be text or a path, got"):
             source(folder)
+    with pytest.raises(ArgumentError, match="folder is empty, expected a path"):
+        source("")
 
 
 @pytest.mark.parametrize("labels", [3, b"labels.csv", [("a", 1)]])

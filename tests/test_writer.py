@@ -313,7 +313,7 @@ def test_parts_of_a_dataset_are_in_the_way_too(tmp_path, name):
         ShardWriter(tmp_path / "a")
 
 
-@pytest.mark.parametrize("name", ["", "/", ".", "..", "a/.."])
+@pytest.mark.parametrize("name", ["/", ".", "..", "a/.."])
 def test_a_destination_without_a_name_is_refused(name):
     with pytest.raises(ArgumentError, match="has no name that shards could be called by"):
         ShardWriter(name)
@@ -329,13 +329,24 @@ def test_wrong_arguments_are_refused_before_anything_is_made(tmp_path, options):
 
 
 def test_columns_classes_and_fields_are_known_afterwards(tmp_path):
-    columns = {"label": "cls", "length": lambda sample: len(sample["txt"]), "none": "jpg"}
-    samples = [{KEY: f"{i}", "txt": "x" * i, "cls": i % 2} for i in range(5)]
+    columns = {"label": "cls", "length": lambda sample: len(sample["txt"]), "none": lambda _: None, "last": "id"}
+    samples = [{KEY: f"{i}", "txt": "x" * i, "cls": i % 2} | ({"id": 7} if i == 4 else {}) for i in range(5)]
     manifest = write(tmp_path / "a", samples, shard_samples=2, columns=columns, classes=("even", "odd"))
 
-    assert dict(manifest.columns) == {"label": "int64", "length": "int64", "none": "null"}
+    assert dict(manifest.columns) == {"label": "int64", "length": "int64", "none": "null", "last": "int64"}
     assert manifest.classes == ("even", "odd")
-    assert manifest.fields == ("cls", "txt")
+    assert manifest.fields == ("cls", "id", "txt")
+
+
+def test_a_column_of_a_field_that_no_sample_has_is_an_error_and_there_is_no_dataset(tmp_path):
+    with pytest.raises(
+        ArgumentError, match=r"'label' is to be the field 'clss', which no sample has \(there are txt\)"
+    ):
+        write(tmp_path / "a", map(small, range(5)), shard_samples=2, columns={"label": "clss"})
+    with pytest.raises(UnfinishedDatasetError):
+        read_manifest(tmp_path / "a")
+
+    assert write(tmp_path / "b", [], columns={"label": "clss"}).num_samples == 0
 
 
 def test_a_column_has_one_type_in_all_shards(tmp_path):
