@@ -27,9 +27,8 @@ from shardkit.lock import exclusive
 from shardkit.manifest import Manifest, read_manifest
 from shardkit.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.progress import track
-from shardkit.records import ListedPart, ListedRecords, Records, Transform, apply_transform
-from shardkit.resume import Request, Target, check_apart, describe_function, refuse_dataset
-from shardkit.sample import Sample
+from shardkit.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
+from shardkit.resume import Request, Target, check_apart, describe_transform, refuse_dataset
 from shardkit.shard_source import ShardSource
 from shardkit.shards import EncodedSample, OpenShard, WrittenShard, choose_compression, encode_sample
 from shardkit.sources import ListedSource
@@ -163,7 +162,7 @@ class _Pack:
             target.announce()
         if isinstance(source, ListedSource):
             return Spill(self._spill_listed(source, spill))
-        samples = source if transform is None else _transformed(source, transform)
+        samples: Iterable[Mapping[str, Any]] = source if transform is None else transform.of_all(source)
         with track("reading", total=None, enabled=self._progress) as advance:
             encoded = _counted((encode_sample(s) for s in samples), advance)
             return Spill(list(write_segments(spill, encoded, shard_bytes=self._request.shard_bytes)))
@@ -171,7 +170,7 @@ class _Pack:
     def _spill_listed(self, source: ListedSource, spill: str) -> list[Segment]:
         """Encode a listed source with a transform, in parallel; segments that an earlier call finished are kept."""
         transform = self._request.transform
-        whole = f"{self._fingerprint} {describe_function(transform)}"
+        whole = f"{self._fingerprint} {describe_transform(transform)}"
         urls = [segment_url(spill, number) for number in range(-(-len(source) // _SPILL_SAMPLES))]
         segments: dict[str, Segment] = {}
         tasks = []
@@ -288,13 +287,6 @@ class _Pack:
         return choose_compression(data for sample in records.take(some) for _, data in sample.members)
 
 
-def _transformed(samples: Iterable[Mapping[str, Any]], transform: Transform) -> Iterator[Sample]:
-    for sample in samples:
-        changed = apply_transform(transform, dict(sample))
-        if changed is not None:
-            yield changed
-
-
 def _counted(samples: Iterable[T], advance: Callable[[int], None]) -> Iterator[T]:
     for sample in samples:
         yield sample
@@ -318,7 +310,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     columns: Mapping[str, Column] | None = None,
     splits: Mapping[str, float] | None = None,
     split_by: Callable[[str], str] | None = None,
-    transform: Transform | None = None,
+    transform: SampleFunction | None = None,
     num_workers: int | None = None,
     worker_type: Literal["thread", "process"] = "thread",
     executor: Executor | None = None,
@@ -342,7 +334,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             levelled below it.
         shard_samples: The most samples that a shard may have.
         shuffle: False keeps the source's order.
-        seed: Decides the order.
+        seed: Decides the order, and the random numbers of a transform.
         compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; ``"auto"`` takes zst if the
             payload shrinks by a tenth or more, else none.
         block_bytes: About how large a block is to be: the unit of reading in training.
@@ -351,6 +343,9 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             key alone.
         split_by: Gives from the key what decides the split instead, so that what belongs together stays together.
         transform: Called with each sample before it is written; returns it, changed or not, or None to leave it out.
+            Or for single fields a mapping like ``{"jpg": function}``, which leaves None as it is. Values are as the
+            source has them: bytes, if they come from files or shards. A parameter named ``rng`` gets an ``Rng`` keyed
+            by seed and the sample's key.
         num_workers: How many shards are written at the same time; None for one a processor.
         worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
             then).
@@ -380,16 +375,17 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         >>> pack(samples, f"{folder}/digits", splits={"train": 0.8, "val": 0.2})["train"].num_samples
         91
     """
+    seed = check_whole("seed", seed)
     request = Request(
         shard_bytes=parse_bytes(shard_bytes),
         shard_samples=check_shard_samples(shard_samples),
-        seed=check_whole("seed", seed) if shuffle else None,
+        seed=seed if shuffle else None,
         compression=compression if compression == "auto" else _spelled(parse_compression(compression)),
         block_bytes=parse_bytes(block_bytes),
         columns=ColumnMaker(columns).columns,
         splits=check_splits(splits),
         split_by=split_by,
-        transform=transform,
+        transform=None if transform is None else SampleTransform(transform, seed=seed),
     )
     if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
         raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs import Codec, registered_codecs
-from shardkit.hashing import UInt64Array, hash_keys
-from shardkit.sample import KEY, SOURCE, Sample
-from shardkit.shards import EncodedSample, encode_sample, sample_size
+from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
+from shardkit.sample import KEY, Sample, check_key
+from shardkit.shards import EncodedSample, check_sample, encode_sample, sample_size
 from shardkit.sources import ListedSource
+from shardkit.transforms import Rng, Transform
 
-Transform: TypeAlias = Callable[[Sample], Sample | None]
+SampleFunction: TypeAlias = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+
+_RNG_DOMAIN = 0x5452_414E_53  # "TRANS"
 
 
 class Records(Protocol):
@@ -64,23 +67,59 @@ class ListedPart:
     """Some samples of a listed source, read, perhaps transformed, and encoded when they are iterated over."""
 
     source: ListedSource
-    transform: Transform | None = None
+    transform: "SampleTransform | None" = None
     codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)  # of the process that makes it
 
     def __iter__(self) -> Iterator[EncodedSample]:
         for position in range(len(self.source)):
             sample: Sample | None = self.source.read(position)
             if self.transform and sample is not None:
-                sample = apply_transform(self.transform, sample)
+                sample = self.transform(sample)
             if sample is not None:
                 yield encode_sample(sample, codecs=self.codecs)
 
 
-def apply_transform(transform: Transform, sample: Sample) -> Sample | None:
-    """Return what a transform makes of a sample. Its errors get a note of which sample it was."""
-    name = " from ".join(str(sample[at]) for at in (KEY, SOURCE) if at in sample)
-    try:
-        return transform(sample)
-    except Exception as error:
-        error.add_note(f"This was raised by transform= for the sample {name}. To leave a sample out, return None")
-        raise
+class SampleTransform:
+    """A user's ``transform`` of samples that are packed, with random numbers that follow from seed and key.
+
+    Args:
+        function: The function of a sample, or the functions of its fields.
+        seed: Of the random numbers.
+
+    Attributes:
+        function: As it was given.
+        seed: Of the random numbers; None if there are none.
+
+    Raises:
+        ArgumentError: It is neither a function nor a mapping of names to functions.
+
+    Example:
+        >>> jitter = SampleTransform({"cls": lambda label, rng: label + rng.integers(0, 10)}, seed=0)
+        >>> jitter({"__key__": "0001", "cls": 10}), jitter({"__key__": "0002", "cls": 10})
+        ({'__key__': '0001', 'cls': 19}, {'__key__': '0002', 'cls': 11})
+    """
+
+    def __init__(self, function: SampleFunction, *, seed: int) -> None:
+        self._transform = Transform.parse(function)
+        self.function = function
+        self.seed = seed if self._transform.needs_rng else None
+
+    def __call__(self, sample: Mapping[str, Any]) -> Sample | None:
+        """Return what takes a sample's place, or None to leave it out. What the function raises gets a note of it.
+
+        Raises:
+            SampleError: It is no sample, or lacks a field that has a function.
+        """
+        own = dict(check_sample(sample))
+        rng = None
+        if self.seed is not None:
+            rng = Rng(derive(_RNG_DOMAIN, self.seed, hash_key(check_key(own.get(KEY)))))
+        changed: Sample | None = self._transform(own, rng)
+        return changed
+
+    def of_all(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
+        """Yield what takes the samples' places."""
+        for sample in samples:
+            changed = self(sample)
+            if changed is not None:
+                yield changed

@@ -12,7 +12,7 @@ from shardkit.compress import Compression
 from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError
 from shardkit.index import read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
-from shardkit.records import Transform
+from shardkit.records import SampleFunction, SampleTransform
 from shardkit.shards import WrittenShard, written_shard
 from shardkit.storage import join, remove_temporary_files, storage_for
 from shardkit.writer import check_folder, delete_others, prepare_folder
@@ -32,12 +32,11 @@ class Request:
     columns: Mapping[str, Column]
     splits: Mapping[str, float] | None
     split_by: Callable[[str], str] | None
-    transform: Transform | None
+    transform: SampleTransform | None
 
     def __post_init__(self) -> None:
-        for name, function in (("split_by", self.split_by), ("transform", self.transform)):
-            if function is not None and not callable(function):
-                raise ArgumentError(f"{name} is {function!r}, expected a function")
+        if self.split_by is not None and not callable(self.split_by):
+            raise ArgumentError(f"split_by is {self.split_by!r}, expected a function")
         if self.split_by is not None and self.splits is None:
             raise ArgumentError("split_by is given and splits is not; say which splits there are to be")
 
@@ -49,7 +48,7 @@ class Request:
             "columns": {name: c if isinstance(c, str) else describe_function(c) for name, c in self.columns.items()},
             "splits": None if self.splits is None else [[name, share] for name, share in self.splits.items()],
             "split_by": describe_function(self.split_by),
-            "transform": describe_function(self.transform),
+            "transform": describe_transform(self.transform),
         }
 
 
@@ -182,6 +181,18 @@ def describe_function(function: Callable[..., object] | None) -> str | None:
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     code = getattr(function, "__code__", None)
     return f"{name} {hashlib.sha256(_code(code)).hexdigest()[:16]}" if code is not None else name
+
+
+def describe_transform(transform: SampleTransform | None) -> str | None:
+    """Return a transform's functions as ``describe_function`` does, and the seed that their random numbers are of."""
+    if transform is None:
+        return None
+    function: SampleFunction = transform.function
+    if isinstance(function, Mapping):
+        described = ", ".join(f"{field}: {describe_function(one)}" for field, one in function.items())
+    else:
+        described = str(describe_function(function))
+    return described if transform.seed is None else f"{described}, rng of seed {transform.seed}"
 
 
 def _code(code: CodeType) -> bytes:

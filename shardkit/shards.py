@@ -65,9 +65,7 @@ def encode_sample(sample: Mapping[str, Any], *, codecs: Mapping[str, Codec] | No
         >>> encode_sample({"__key__": "0001", "cls": 7}).members
         (('cls', b'7'),)
     """
-    if not isinstance(sample, Mapping):
-        raise SampleError(f"{str(sample)[:80]!r}: is {type(sample).__name__}, expected a dict of '__key__' and fields")
-    key = check_key(sample.get(KEY))
+    key = check_key(check_sample(sample).get(KEY))
     fields = fields_of(sample)
     check_fields(key, fields)
     members = []
@@ -86,6 +84,17 @@ def encode_sample(sample: Mapping[str, Any], *, codecs: Mapping[str, Codec] | No
     if source is not None:  # a file's name need not be UTF-8, text in Parquet must be
         source = str(source).encode("utf-8", "backslashreplace").decode()
     return EncodedSample(key, tuple(members), source)
+
+
+def check_sample(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what was given as a sample, if it is a mapping.
+
+    Raises:
+        SampleError: It is none.
+    """
+    if not isinstance(sample, Mapping):
+        raise SampleError(f"{str(sample)[:80]!r}: is {type(sample).__name__}, expected a dict of '__key__' and fields")
+    return sample
 
 
 def sample_size(key: str, sizes: Iterable[tuple[str, int]]) -> int:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, SampleError, check_whole
 from shardkit.hashing import mix64
-from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample
+from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample
 
 T = TypeVar("T")
 
@@ -168,8 +168,7 @@ class Transform:
             error.add_note(f"This was raised by {self._name}= for {_place(sample, field)}")
             raise
         raise SampleError(
-            f"shard {sample.get(URL, '')}: sample {sample.get(KEY, '')!r} has no field {field!r}, which {self._name} "
-            "names; name fields that every sample has",
+            f"{_place(sample)}: has no field {field!r}, which {self._name} names; name fields that every sample has",
             key=str(sample.get(KEY, "")),
             url=str(sample.get(URL, "")),
             field=field,
@@ -229,7 +228,8 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
-def _place(sample: Sample, field: str) -> str:
+def _place(sample: Sample, field: str = "") -> str:
     of_field = f"field {field!r} of " if field else ""
     of_shard = f" of shard {sample[URL]}" if sample.get(URL) else ""
-    return f"{of_field}sample {sample.get(KEY, '')!r}{of_shard}"
+    of_file = f", made of {sample[SOURCE]}" if sample.get(SOURCE) else ""
+    return f"{of_field}sample {sample.get(KEY, '')!r}{of_shard}{of_file}"

@@ -254,6 +254,67 @@ def test_a_transform_changes_samples_and_leaves_some_out(tmp_path, images):
     assert {s["txt"] for s in read(tmp_path / "a/ds")} == {b"class 0", b"class 2"}
 
 
+def reversed_bytes(data):
+    return data[::-1]
+
+
+def jittered(label, rng):
+    return label + rng.integers(0, 1000)
+
+
+BY_FIELD = {"cls": jittered, "jpg": reversed_bytes}
+
+
+def test_functions_of_fields_change_those_fields(tmp_path, images):
+    quiet(ImageFolder(images), tmp_path / "a/ds", transform={"jpg": reversed_bytes})
+    source = ImageFolder(images)
+
+    assert {s[KEY]: (s["jpg"], int(s["cls"])) for s in read(tmp_path / "a/ds")} == {
+        s[KEY]: (s["jpg"][::-1], s["cls"]) for s in map(source.read, range(60))
+    }
+
+
+@pytest.mark.multiprocess
+def test_random_numbers_of_a_transform_follow_from_seed_and_key_whoever_does_it(tmp_path, images):
+    def labels(name, source, **options):
+        quiet(source, tmp_path / name / "ds", transform=BY_FIELD, **options)
+        return {s[KEY]: int(s["cls"]) for s in read(tmp_path / name / "ds")}
+
+    source = ImageFolder(images)
+    iterated = labels("iterated", map(source.read, range(60)))
+    known = labels("threads", source, num_workers=2)
+
+    assert iterated == known
+    assert labels("processes", source, num_workers=2, worker_type="process") == known
+    assert labels("backwards", map(source.read, reversed(range(60))), shuffle=False) == known
+    assert len(set(known.values())) > 40
+    assert contents(tmp_path / "processes") == contents(tmp_path / "threads")
+    assert len(known.items() & labels("other", source, seed=1).items()) < 5
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_another_seed_of_random_numbers_is_another_pack(tmp_path, images, shuffle):
+    quiet(ImageFolder(images), tmp_path / "ds", transform=BY_FIELD, shuffle=shuffle)
+    quiet(ImageFolder(images), tmp_path / "ds", transform=BY_FIELD, shuffle=shuffle)
+    differs = r"transform \(there 'cls: .*jittered \w+, jpg: .*reversed_bytes \w+, rng of seed 0', here .*seed 1'\)"
+
+    with pytest.raises(DatasetExistsError, match=differs):
+        quiet(ImageFolder(images), tmp_path / "ds", transform=BY_FIELD, shuffle=shuffle, seed=1)
+
+
+@pytest.mark.parametrize("transform", [BY_FIELD, dict])
+def test_what_a_transform_cannot_change_is_an_error_that_names_it(tmp_path, transform):
+    with pytest.raises(SampleError, match="'a': is str, expected a dict"):
+        quiet(["a"], tmp_path / "a", transform=transform)
+    with pytest.raises(SampleError, match="key None: is NoneType, expected text"):
+        quiet([{"cls": 1}], tmp_path / "b", transform=transform)
+
+
+def test_a_field_that_a_transform_names_and_a_sample_lacks_is_an_error(tmp_path):
+    with pytest.raises(SampleError, match=r"sample '0000', made of a.txt: has no field 'jpg', which transform names"):
+        quiet([small(0) | {"__source__": "a.txt"}], tmp_path / "a", transform=BY_FIELD)
+
+
 def test_columns_stand_in_the_manifest_with_one_type(tmp_path):
     columns = {"label": "cls", "length": lambda sample: len(sample["txt"]), "nothing": lambda _: None, "rare": "json"}
     source = [*samples(29), {KEY: "last", "cls": 1, "txt": "", "json": "2"}]

@@ -140,7 +140,7 @@ def test_functions_of_fields_leave_none_and_the_others_alone():
 
 def test_a_field_that_is_missing_is_an_error_that_names_it():
     with pytest.raises(
-        SampleError, match=r"shard x.tar: sample 'a/1' has no field 'jpg', which augment names"
+        SampleError, match=r"sample 'a/1' of shard x.tar: has no field 'jpg', which augment names"
     ) as error:
         Transform.parse({"cls": abs, "jpg": len}, name="augment")(dict(SAMPLE))
 
