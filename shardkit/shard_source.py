@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import repeat
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ _SHARD = "__shard__"
 
 
 class ShardSource:
-    """The samples of existing shards, of one dataset or of several, as they are.
+    """The samples of existing shards, of one dataset or of several, as they are, with the files they were made of.
 
     Shards of datasets are compared with their indexes while they are read; bare tars are held to what a tar can show.
     Where all shards are uncompressed and have an index, and nothing is filtered, samples are read by position; else
@@ -73,12 +74,22 @@ class ShardSource:
         decoder = Decoder()
         read = self._selection if self._filter is None else EVERY_FIELD
         for location in self._locations:
-            for sample in read_shard(location, selection=read, storage_options=self._storage_options):
+            samples = read_shard(location, selection=read, storage_options=self._storage_options)
+            for sample, made_of in zip(samples, self._sources(location), strict=False):
                 if self._filter is not None:
                     fields = {name: data for name, data in sample.items() if name not in RESERVED}
                     if not self._filter(DecodedView(sample[KEY], fields, decoder)):
                         continue
-                yield {name: value for name, value in self._selection.pick(sample).items() if value is not None}
+                picked = self._selection.pick(sample) | {SOURCE: made_of}
+                yield {name: value for name, value in picked.items() if value is not None}
+
+    def _sources(self, location: ShardLocation) -> Iterator[str | None]:
+        """Yield for each sample of a shard the file that it was made of, and then, or if that is not known, None."""
+        if location.shard:
+            index = read_index(storage_for(location.index_url, self._storage_options), location.index_url)
+            if index.has_source:
+                yield from index.rows([SOURCE]).column(SOURCE).to_pylist()
+        yield from repeat(None)
 
     def overlaps(self, folder: str) -> bool:
         """Say whether some of the shards lie in a folder."""

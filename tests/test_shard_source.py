@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from shardkit.errors import SampleError, ShardError
@@ -110,3 +111,15 @@ def test_the_original_path_stays_in_the_index(tmp_path):
 
     index = next(Path(tmp_path / "second").glob("*.parquet"))
     assert pq.read_table(index).column("__source__").to_pylist() == ["a.TXT"]
+
+
+@pytest.mark.parametrize("compression", ["none", "zst", "gz"])
+@pytest.mark.parametrize("keep", [None, lambda sample: sample["cls"] == 1])
+def test_the_files_that_samples_were_made_of_stay_known(tmp_path, compression, keep):
+    first = [s | ({"__source__": f"photos/{s['__key__']}.txt"} if s["cls"] else {}) for s in samples(40)]
+    pack([*first, *samples(30, prefix="b")], tmp_path / "a", shard_samples=20, compression=compression, progress=False)
+    pack(ShardSource(tmp_path / "a", filter=keep), tmp_path / "again", compression="none", progress=False)
+    index = pq.read_table(tmp_path / "again/again-000000.parquet").select(["__key__", "__source__"])
+
+    kept = [s for s in [*first, *samples(30, prefix="b")] if keep is None or keep(s)]
+    assert dict(zip(*index.to_pydict().values(), strict=True)) == {s["__key__"]: s.get("__source__") for s in kept}
