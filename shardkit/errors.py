@@ -97,7 +97,7 @@ class StateError(ShardkitError):
 
 
 class WorkerError(ShardkitError):
-    """A worker process has died, or cannot be started. The batches returned before are whole."""
+    """A worker process has died, or cannot be started. What was returned or written before is whole."""
 
 
 class TooManySkippedError(ShardkitError):

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import Compression, parse_compression
-from shardkit.errors import ArgumentError, ShardkitError, SourceError, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, SourceError, WorkerError, check_whole
 from shardkit.hashing import Permutation, derive
 from shardkit.index import choose_block_samples
 from shardkit.lock import exclusive
@@ -149,7 +149,8 @@ class _Pack:
             try:
                 self._write(self._records(str(spill)), spill)
             except BaseException as error:
-                if not listed or isinstance(error, ShardkitError):  # the next call could not use it
+                unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError)
+                if not listed or unusable:  # the next call could do nothing with it
                     shutil.rmtree(spill, ignore_errors=True)
                 raise
         return {name: read_manifest(target.folder) for name, target in self._targets.items()}
@@ -365,6 +366,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
             shard was written.
         SourceError: The source is empty, or changed while it was read.
+        WorkerError: A worker process died. The same call goes on from there.
         ArgumentError: A column names a field that no sample has. No shard was written.
         OSError: A file could not be read or written. The same call goes on from there.
 

@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any, Literal, Protocol, TypeVar
 
-from shardkit.errors import ArgumentError, ShardkitError, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -159,9 +159,9 @@ class _Process:
         self._process.join()
         self._process.close()
 
-    def _ended(self) -> ShardkitError:
+    def _ended(self) -> WorkerError:
         self._process.join()
-        return ShardkitError(
+        return WorkerError(
             f"a worker process ended with exit code {self._process.exitcode} before its task was done: if that is -9, "
             "perhaps for want of memory; if 1, perhaps because the script does its work outside of "
             "`if __name__ == '__main__':`. Fewer num_workers need less memory; the same call goes on"

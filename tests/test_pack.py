@@ -26,6 +26,7 @@ from shardkit.errors import (
     SampleError,
     SourceError,
     UnfinishedDatasetError,
+    WorkerError,
 )
 from shardkit.manifest import read_manifest
 from shardkit.pack import pack
@@ -648,6 +649,40 @@ def test_a_script_that_is_interrupted_or_killed_goes_on_when_it_is_run_again(tmp
     assert rest.endswith("done\n")
     assert len(set(keys(tmp_path / "a/ds"))) == 200
     assert not list((tmp_path / "a/ds").glob(".*"))
+
+
+@dataclass(frozen=True)
+class DiesOnce:
+    """A transform that writes down what it is called for, and kills its process at the 35th sample of the first run."""
+
+    folder: Path
+
+    def __call__(self, sample):
+        with (self.folder / "seen").open("a") as file:
+            file.write(f"{sample[KEY]}\n")
+        if sample[KEY] == "class1/043" and not (self.folder / "died").exists():
+            (self.folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+
+@pytest.mark.multiprocess
+def test_after_a_worker_was_killed_only_what_was_not_transformed_is_transformed(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(sys.modules["shardkit.pack"], "_SPILL_SAMPLES", 10)
+    source, transform = ImageFolder(images), DiesOnce(tmp_path)
+
+    def run_once():
+        quiet(source, tmp_path / "ds", transform=transform, num_workers=1, worker_type="process")
+
+    with pytest.raises(WorkerError, match="exit code -9"):
+        run_once()
+    run_once()
+    seen = (tmp_path / "seen").read_text().split()
+    in_order = [source.key(i) for i in range(60)]
+
+    assert seen == in_order[: in_order.index("class1/043") + 1] + in_order[30:]
+    assert sorted(keys(tmp_path / "ds")) == sorted(in_order)
+    assert not list((tmp_path / "ds").glob(".*"))
 
 
 def pack_with_limit(images, folder, limit):

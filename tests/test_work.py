@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import ArgumentError, ShardkitError
+from shardkit.errors import ArgumentError, ShardkitError, WorkerError
 from shardkit.work import Cancelled, Workers
 from tests.shared import started
 
@@ -135,7 +135,7 @@ def test_a_task_that_cannot_be_sent_is_an_error_that_says_what_to_do():
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_so():
-    with pytest.raises(ShardkitError, match="ended with exit code -9 before its task was done"):
+    with pytest.raises(WorkerError, match="ended with exit code -9 before its task was done"):
         list(Workers(num_workers=2, worker_type="process").run([Squares(1), Dies(), Squares(2)]))
 
 
@@ -217,5 +217,5 @@ def test_a_script_without_a_guard_says_what_is_missing(tmp_path):
     )
 
     assert done.returncode == 1
-    assert "ShardkitError: a worker process ended with exit code 1" in done.stderr
+    assert "WorkerError: a worker process ended with exit code 1" in done.stderr
     assert "`if __name__ == '__main__':`" in done.stderr
