@@ -55,7 +55,10 @@ The modules, in the order of a sample's way. Each imports only from those above 
     dataset       a dataset's samples by their numbers
     sampler       the order of an epoch for a stock DataLoader
     batches       samples -> one batch
+    columnar      blocks of small samples -> batches, without a loop over samples
     rows          the bytes of a sample -> a row of a batch, in threads or processes
+    schedule      the order of an epoch -> which blocks each batch needs
+    threads       small tasks, done in threads that end
     engine        the blocks of an epoch, fetched ahead -> its batches, in order
     loader        batches for a training loop, resumable between any two
 

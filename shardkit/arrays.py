@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import math
+import re
 import zipfile
 from typing import Any
 
@@ -14,6 +15,11 @@ _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTH_BYTES = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}
 _MAX_NPY_HEADER_BYTES = 10_000  # NumPy's own limit: parsing a longer one could exhaust the parser
 _ATTEMPTS = 20  # to parse a header; with the worst luck that could be arranged, one in 10 000 fails
+_LENGTH = r"(?:0|[1-9]\d{0,17})"
+_PLAIN_HEADER = re.compile(  # what NumPy writes for arrays of numbers, read at a tenth of the parser's time
+    r"\{'descr': '([<>|][a-zA-Z]\d{1,4})', 'fortran_order': (True|False), "
+    rf"'shape': \(((?:{_LENGTH},|{_LENGTH}(?:, {_LENGTH})+)?)\), \}} *\n?\Z"
+)
 _NPZ_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others are inflated without a bound
 
 
@@ -164,7 +170,11 @@ def _read_npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any],
         raise ValueError(
             f"its header claims {end - start:,} bytes, the limit is {_MAX_NPY_HEADER_BYTES:,}, all has {len(data):,}"
         )
-    header = _parse_literal(data[start:end].decode("utf-8" if version == b"\3\0" else "latin-1"))
+    text = data[start:end].decode("utf-8" if version == b"\3\0" else "latin-1")
+    if plain := _PLAIN_HEADER.match(text):
+        shape = tuple(int(length) for length in plain[3].split(",") if length)
+        return shape, plain[2] == "True", np.dtype(plain[1]), end
+    header = _parse_literal(text)
     if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError("its header is not a dict of descr, fortran_order and shape")
     shape = header["shape"]

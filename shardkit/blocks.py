@@ -68,9 +68,16 @@ class Block:
     def __len__(self) -> int:
         return self.samples
 
+    def layout(self) -> _Layout:
+        """Return for each sample its key, and where in the block the data of each of its fields begins and ends.
+
+        Raises as ``sample`` does.
+        """
+        return self._layout or self._walk()
+
     def keys(self) -> list[str]:
         """Return the samples' keys, in order. Raises as ``sample`` does."""
-        return [key for key, _ in self._layout or self._walk()]
+        return [key for key, _ in self.layout()]
 
     def sample(self, row: int, selection: FieldSelection | None = None) -> Sample:
         """Return one sample: ``__key__``, ``__url__``, and its fields as views of the block's bytes.
@@ -86,7 +93,7 @@ class Block:
         Raises:
             ShardError: The block is not what a tar can hold, or has not the samples that its index says.
         """
-        key, fields = (self._layout or self._walk())[row]
+        key, fields = self.layout()[row]
         view = memoryview(self.data)
         sample: Sample = {KEY: key, URL: self.url}
         for field, (begin, end) in fields.items():

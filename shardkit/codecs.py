@@ -27,6 +27,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -182,6 +183,33 @@ class Decoder:
         return builtin.decode(data, self) if builtin else data
 
 
+class LightKind(Enum):
+    """What a field holds whose values cost next to nothing to decode, so that a whole block of them is decoded at once.
+
+    ``NPY`` is an array, ``INT`` a whole number, ``TEXT`` text, ``BYTES`` the bytes themselves.
+    """
+
+    NPY = "npy"
+    INT = "int"
+    TEXT = "text"
+    BYTES = "bytes"
+
+
+def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
+    """Return what kind of light values a field has; None for images, containers, compressed and registered fields.
+
+    Example:
+        >>> light_kind("cls", Decoder()), light_kind("jpg", Decoder()), light_kind("jpg", None)
+        (<LightKind.INT: 'int'>, None, <LightKind.BYTES: 'bytes'>)
+    """
+    component = field.lower().rpartition(".")[2]
+    if decoder is None:
+        return LightKind.BYTES
+    if component in decoder.codecs or component in _COMPRESSED:
+        return None
+    return _LIGHT.get(component, None if component in _BUILTIN else LightKind.BYTES)
+
+
 def encode(field: str, value: object, *, key: str = "", codecs: Mapping[str, Codec] | None = None) -> bytes:
     """Return the bytes that a field is stored as.
 
@@ -297,6 +325,13 @@ _BUILTIN = {
     "npy": _Builtin(lambda data, decoder: decode_npy(data, decoder.max_array_bytes), encode_npy),
     "npz": _Builtin(lambda data, decoder: decode_npz(data, decoder.max_array_bytes), encode_npz),
     "pth": _Builtin(lambda data, decoder: decode_pth(data, decoder.max_array_bytes), encode_pth),
+}
+
+
+_LIGHT = {
+    "npy": LightKind.NPY,
+    **dict.fromkeys(("txt", "text", "caption", "transcript"), LightKind.TEXT),
+    **dict.fromkeys(("cls", "index", "id", "count"), LightKind.INT),
 }
 
 

@@ -3,8 +3,8 @@
 ::
 
     plan     which blocks and rows each batch of this rank needs; admits blocks while they fit into memory
-    fetch    blocks, in the order in which they are needed
-    rows     chunks of a batch's rows: bytes -> values; the worker that makes the last one puts the batch together
+    fetch    blocks, in the order in which they are needed; those of small samples are decoded here, whole
+    make     batches of which everything is there: chunks of their rows, or a gather from whole blocks
     next     the next batch in the order, whatever was ready first
 
 Each stage is a pool of threads whose tasks all end by themselves: nothing waits for what comes later in the order, so
@@ -12,35 +12,33 @@ nothing can hang. What the next batch needs is always admitted, so memory that i
 """
 
 import heapq
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from shardkit.blocks import Block
-from shardkit.errors import ShardkitError
+from shardkit.columnar import Arena
+from shardkit.errors import WorkerError
 from shardkit.order import Batches, IntArray, OrderPlan
 from shardkit.rows import RawRow, Row
+from shardkit.schedule import Places, Planned, schedule
+from shardkit.threads import Threads
 
 _FETCH_THREADS = 4  # a local read is a copy; these hide a disk's latency
 _CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
 _AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
 _AHEAD_ROWS = 512  # ... or as many as have so many rows
-_FIRST_STRETCH, _STRETCH = 1 << 12, 1 << 18  # positions of the epoch are planned at a time, at first and later
 
 
-class Blocks(Protocol):
+class Blocks(Places, Protocol):
     """Where blocks come from: a ShardDataset."""
 
     block_bytes: float
-
-    def places(self, samples: IntArray, /) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shard, the block and the row in the block of samples."""
-        ...
 
     def read_block(self, shard: int, block: int, /) -> Block:
         """Return a block."""
@@ -68,39 +66,32 @@ class Finished:
 
 
 class _Slot:
-    """A block that is held for one lane, until the epoch has passed it."""
+    """A block that is held for one lane, until the epoch has passed it.
 
-    __slots__ = ("future", "is_released", "size", "uses")
+    Attributes:
+        number: The how many'th it is; they are numbered and fetched in the order in which they are needed.
+        place: Where it is in the arena, or would be; -1 if there is no room.
+        content: The block, or what went wrong; None if it is not here yet, or in the arena.
+    """
 
-    def __init__(self, future: "Future[Block]", size: int) -> None:
-        self.future = future
-        self.size = size
-        self.uses = 0  # batches that need it and are not made yet
-        self.is_released = False
+    __slots__ = ("content", "number", "place")
 
-
-class _Wanted(NamedTuple):
-    """A block that a batch needs: its lane, shard and number, and the position from which on nobody needs it."""
-
-    lane: int
-    shard: int
-    block: int
-    release: int
+    def __init__(self, number: int, place: int) -> None:
+        self.number = number
+        self.place = place
+        self.content: Block | Exception | None = None
 
 
-@dataclass(eq=False, slots=True)
 class _Batch:
-    number: int
-    start: int
-    stop: int
-    positions: list[int]
-    rows: list[int]  # the row in its block
-    wanted: list[_Wanted]
-    which: list[int]  # for each row, which of the wanted blocks
-    slots: list[_Slot] = field(default_factory=list)
-    made: list[Row | None] = field(default_factory=list)
-    chunks: int = 0  # still to be made
-    finished: Finished | None = None
+    """A batch that is planned, and what is made of it."""
+
+    __slots__ = ("chunks", "finished", "made", "plan")
+
+    def __init__(self, plan: Planned) -> None:
+        self.plan = plan
+        self.made: list[Row | None] = []
+        self.chunks = 0  # still to be made
+        self.finished: Finished | None = None
 
 
 class Engine:
@@ -115,6 +106,7 @@ class Engine:
         epoch: The epoch's number.
         make_rows: Makes rows of samples' bytes. Called by ``num_workers`` threads.
         collate: Makes a batch of rows. Called by the same threads.
+        make_arena: Returns an arena with room for so many blocks, if batches can be gathered from whole blocks.
         skips: Leave out rows that cannot be read or decoded.
         num_workers: How many threads make rows.
         memory: How many bytes of blocks are held, unless the next batch needs more.
@@ -131,14 +123,12 @@ class Engine:
         epoch: int,
         make_rows: RowsMaker,
         collate: Callable[[list[Any]], Any],
+        make_arena: Callable[[int], Arena] | None,
         skips: bool,
         num_workers: int,
         memory: int,
     ) -> None:
         self._blocks = blocks
-        self._plan = plan
-        self._batches = batches
-        self._rank = rank
         self._epoch = epoch
         self._make_rows = make_rows
         self._collate = collate
@@ -146,10 +136,21 @@ class Engine:
         self._memory = memory
         self._ahead = max(_AHEAD_BATCHES, -(-_AHEAD_ROWS // batches.batch_size))
         self._chunk_rows = min(_CHUNK_ROWS, -(-batches.batch_size // num_workers))
-        self._planned = self._plan_batches(position)
-        self._upcoming: _Batch | None = None  # planned, and not yet admitted
-        self._held: dict[tuple[int, int, int], _Slot] = {}
-        self._releases: list[tuple[int, tuple[int, int, int]]] = []  # a heap: when to let go of what is held
+        # Room for what memory allows and for what the next batch may need beyond that; the rest is not decoded whole.
+        self._block_bytes = max(1, int(blocks.block_bytes))
+        places = min(memory // self._block_bytes + batches.batch_size + plan.lanes, plan.num_blocks + plan.lanes)
+        self._free_places = list(range(places - 1, -1, -1))
+        self._places = np.zeros(1 << 10, dtype=np.int64)  # of the slots, by number; -1 if not in the arena
+        self._arena = make_arena(places) if make_arena else None
+        self._planned = schedule(blocks, plan, batches, position=position, rank=rank)
+        self._upcoming: Planned | None = None  # not yet admitted
+        self._slots: dict[int, _Slot] = {}  # those that are held, by number
+        self._fetched: set[int] = set()  # numbers of slots that are there though one before them is not
+        self._fetched_count = 0  # slots before which all are there
+        self._releases: list[tuple[int, int]] = []  # a heap: from which position on which slot is not needed
+        self._retired: deque[tuple[int, _Slot]] = deque()  # the batch from which on a slot is not needed
+        self._made: set[int] = set()  # numbers of batches that are made though one before them is not
+        self._made_count = 0  # batches before which all are made
         self.held_bytes = 0
         self.largest_held_bytes = 0
         self._queue: deque[_Batch] = deque()  # admitted, and not yet returned
@@ -159,15 +160,18 @@ class Engine:
         self._error: BaseException | None = None  # of planning
         self._is_planning = False
         self._is_closed = False
+        self._process = os.getpid()
         self._changed = threading.Condition()
-        self._planner = ThreadPoolExecutor(1, thread_name_prefix="shardkit-plan")
-        self._fetchers = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="shardkit-fetch")
-        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="shardkit-rows")
+        self._planner = Threads(1, "shardkit-plan")
+        self._fetchers = Threads(_FETCH_THREADS, "shardkit-fetch")
+        self._workers = Threads(num_workers, "shardkit-rows")
         with self._changed:
             self._plan_soon()
 
     def next(self) -> Finished | None:
         """Return the next batch, as soon as it is there; None at the end, or when the engine was closed."""
+        if os.getpid() != self._process:
+            raise WorkerError("an iterator of a ShardLoader was taken along into another process; call iter() there")
         with self._changed:
             while not (self._queue and self._queue[0].finished):
                 if self._is_closed:
@@ -189,8 +193,14 @@ class Engine:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for pool in (self._planner, self._fetchers, self._workers):
-            pool.shutdown(wait=wait, cancel_futures=True)
+        pools = (self._planner, self._fetchers, self._workers)
+        for pool in pools:
+            pool.close(wait=False)
+        if wait:
+            for pool in pools:
+                pool.join(None)
+
+    # Planning
 
     def _plan_soon(self) -> None:
         """Let the planner look whether there is something to do. The lock is held."""
@@ -218,71 +228,133 @@ class Engine:
                 self._error, self._is_planning = error, False
                 self._changed.notify_all()
 
-    def _admit(self, batch: _Batch) -> bool:
-        """Have a batch's blocks fetched and its rows made, if memory allows. The lock is held."""
-        while self._releases and self._releases[0][0] <= batch.start:
-            slot = self._held.pop(heapq.heappop(self._releases)[1])
-            slot.is_released = True
-            self._free(slot)
-        missing = [wanted for wanted in batch.wanted if wanted[:3] not in self._held]
-        size = int(self._blocks.block_bytes)
-        is_next = batch.number == self._returned
-        if self.held_bytes + len(missing) * size > self._memory and not is_next:
+    def _admit(self, planned: Planned) -> bool:
+        """Have the blocks fetched that a batch needs, if memory allows. The lock is held."""
+        while self._releases and self._releases[0][0] <= planned.start:
+            self._retired.append((planned.number, self._slots[heapq.heappop(self._releases)[1]]))
+        self._free_retired()
+        size = len(planned.wanted) * self._block_bytes
+        is_next = planned.number == self._returned
+        if self.held_bytes + size > self._memory and not is_next:
             return False
-        for wanted in missing:
-            future = self._fetchers.submit(self._blocks.read_block, wanted.shard, wanted.block)
-            self._held[wanted[:3]] = _Slot(future, size)
-            heapq.heappush(self._releases, (wanted.release, wanted[:3]))
-            self.held_bytes += size
+        if len(self._queue) > 4 * self._ahead and not planned.wanted:  # there is enough to make
+            return False
+        self.held_bytes += size
         self.largest_held_bytes = max(self.largest_held_bytes, self.held_bytes)
-        batch.slots = [self._held[wanted[:3]] for wanted in batch.wanted]
-        for slot in batch.slots:
-            slot.uses += 1
-        self._queue.append(batch)
+        number = planned.opened - len(planned.wanted)
+        for wanted in planned.wanted:
+            slot = _Slot(number, self._free_places.pop() if self._free_places else -1)
+            self._slots[number] = slot
+            heapq.heappush(self._releases, (wanted.release, number))
+            self._fetchers.submit(self._fetch, slot, wanted.shard, wanted.block)
+            number += 1
+        self._queue.append(_Batch(planned))
         self._give()
         return True
 
+    def _free_retired(self) -> None:
+        """Let go of blocks that no batch needs that is not made. The lock is held."""
+        while self._retired and self._retired[0][0] <= self._made_count:
+            slot = self._retired.popleft()[1]
+            del self._slots[slot.number]
+            if slot.place >= 0:
+                if self._arena is not None:
+                    self._arena.clear(slot.place)
+                self._free_places.append(slot.place)
+            self.held_bytes -= self._block_bytes
+
+    # Fetching
+
+    def _fetch(self, slot: _Slot, shard: int, block: int) -> None:
+        """Fetch a block, and decode it whole where that is possible."""
+        content: Block | Exception | None
+        try:
+            content = self._blocks.read_block(shard, block)
+            if self._arena is not None and slot.place >= 0 and self._arena.put(slot.place, content):
+                content = None
+        except Exception as error:  # noqa: BLE001 - it is raised where the block's rows would come
+            content = error
+        with self._changed:
+            slot.content = content
+            if slot.number >= len(self._places):
+                self._places = np.concatenate([self._places, np.zeros_like(self._places)])
+            self._places[slot.number] = slot.place if content is None else -1
+            self._fetched.add(slot.number)
+            while self._fetched_count in self._fetched:
+                self._fetched.remove(self._fetched_count)
+                self._fetched_count += 1
+            self._give()
+
+    # Making batches
+
     def _give(self) -> None:
-        """Give batches to the workers, those that are to be made ahead. The lock is held."""
+        """Give batches whose blocks are there to the workers, so many ahead. The lock is held."""
         while self._given < min(len(self._queue), self._ahead + 1) and not self._is_closed:
             batch = self._queue[self._given]
+            if batch.plan.opened > self._fetched_count:
+                return
             self._given += 1
-            starts = range(0, len(batch.rows), self._chunk_rows)
-            batch.made = [None] * len(batch.rows)
+            places = self._places[batch.plan.numbers]
+            if self._arena is not None and places.min(initial=0) >= 0:
+                self._workers.submit(self._gather, batch, places)
+                continue
+            starts = range(0, len(batch.plan.rows), self._chunk_rows)
+            batch.made = [None] * len(batch.plan.rows)
             batch.chunks = len(starts)
+            slots = [self._slots[number] for number in batch.plan.numbers.tolist()]
             for start in starts:
-                self._workers.submit(self._make_chunk, batch, start, min(start + self._chunk_rows, len(batch.rows)))
+                stop = min(start + self._chunk_rows, len(slots))
+                self._workers.submit(self._make_chunk, batch, start, slots[start:stop])
 
-    def _make_chunk(self, batch: _Batch, start: int, stop: int) -> None:
-        """Make some rows of a batch, and, if they are its last, the batch."""
+    def _gather(self, batch: _Batch, places: IntArray) -> None:
+        """Make a batch of rows that are all in the arena."""
         try:
-            raws = [self._raw(batch, i) for i in range(start, stop)]
-            rows: list[Row] = self._make_rows(raws)
+            arena = self._arena_of_batch()
+            finished = Finished(arena.batch(places * arena.block_samples + batch.plan.rows), batch.plan.stop)
         except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
-            rows = [Row(None, error)] * (stop - start)
+            finished = Finished(None, batch.plan.stop, (), error)
+        self._end(batch, finished)
+
+    def _make_chunk(self, batch: _Batch, start: int, slots: list[_Slot]) -> None:
+        """Make some rows of a batch, and, if they are its last, the batch."""
+        stop = start + len(slots)
+        try:
+            rows = self._made_rows(
+                slots, batch.plan.rows[start:stop].tolist(), batch.plan.positions[start:stop].tolist()
+            )
+        except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
+            rows = [Row(None, error)] * len(slots)
         batch.made[start:stop] = rows
         with self._changed:
             batch.chunks -= 1
             if batch.chunks:
                 return
-        finished = self._finish(batch)
-        with self._changed:
-            batch.finished = finished
-            batch.made.clear()
-            for slot in batch.slots:
-                slot.uses -= 1
-                self._free(slot)
-            batch.slots.clear()
-            self._plan_soon()
-            self._changed.notify_all()
+        self._end(batch, self._finish(batch))
 
-    def _raw(self, batch: _Batch, row: int) -> RawRow:
-        sample: Any
-        try:
-            sample = batch.slots[batch.which[row]].future.result().sample(batch.rows[row])
-        except ShardkitError as error:
-            sample = error
-        return RawRow(sample, self._epoch, batch.positions[row])
+    def _made_rows(self, slots: list[_Slot], rows: list[int], positions: list[int]) -> list[Row]:
+        made: list[Row | None] = []
+        raws: list[RawRow] = []
+        for slot, row, position in zip(slots, rows, positions, strict=True):
+            content = slot.content
+            if content is None:
+                arena = self._arena_of_batch()
+                made.append(Row(arena.sample(slot.place * arena.block_samples + row)))
+                continue
+            made.append(None)
+            sample: Any = content
+            if isinstance(content, Block):
+                try:
+                    sample = content.sample(row)
+                except Exception as error:  # noqa: BLE001 - it is raised in the row's place
+                    sample = error
+            raws.append(RawRow(sample, self._epoch, position))
+        others = iter(self._make_rows(raws)) if raws else iter(())
+        return [next(others) if row is None else row for row in made]
+
+    def _arena_of_batch(self) -> Arena:
+        if self._arena is None:
+            raise RuntimeError("a block was put into an arena, and there is none")
+        return self._arena
 
     def _finish(self, batch: _Batch) -> Finished:
         values = []
@@ -295,61 +367,21 @@ class Engine:
             elif row.is_skippable and self._skips:
                 skipped.append(row.error)
             else:
-                return Finished(None, batch.stop, skipped, row.error)
+                return Finished(None, batch.plan.stop, skipped, row.error)
         try:
-            return Finished(self._collate(values), batch.stop, skipped)
+            return Finished(self._collate(values), batch.plan.stop, skipped)
         except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
-            return Finished(None, batch.stop, skipped, error)
+            return Finished(None, batch.plan.stop, skipped, error)
 
-    def _free(self, slot: _Slot) -> None:
-        """Count a block that nobody needs any more as gone. The lock is held."""
-        if slot.is_released and not slot.uses:
-            self.held_bytes -= slot.size
-
-    def _plan_batches(self, position: int) -> Iterator[_Batch]:
-        """Yield what each batch needs, from a position on. Many are planned at a time, which is quicker."""
-        number, stretch = 0, _FIRST_STRETCH
-        while bounds := self._bounds(position, stretch):
-            dealt = [self._plan.deal(a, b, self._rank, self._batches.world_size) for a, b in bounds]
-            positions = np.concatenate(dealt)
-            ends = np.cumsum([len(part) for part in dealt]).tolist()
-            found = self._plan.locate(positions)
-            shards, blocks, rows = self._blocks.places(found.samples)
-            wanted, which = _distinct(found.lanes, shards, blocks, found.release)
-            begin = 0
-            for (start, stop), end in zip(bounds, ends, strict=True):
-                own, inverse = np.unique(which[begin:end], return_inverse=True)
-                yield _Batch(
-                    number,
-                    start,
-                    stop,
-                    positions[begin:end].tolist(),
-                    rows[begin:end].tolist(),
-                    [wanted[i] for i in own.tolist()],
-                    inverse.tolist(),
-                )
-                number += 1
-                begin = end
-            position = bounds[-1][1]
-            stretch = min(2 * stretch, _STRETCH)
-
-    def _bounds(self, position: int, stretch: int) -> list[tuple[int, int]]:
-        """Return where the next batches begin and end, about so many positions and at least one batch."""
-        bounds: list[tuple[int, int]] = []
-        last = position + stretch
-        while position < last and (stop := self._batches.stop(position)) is not None:
-            bounds.append((position, stop))
-            position = stop
-        return bounds
-
-
-def _distinct(lanes: IntArray, shards: IntArray, blocks: IntArray, release: IntArray) -> tuple[list[_Wanted], IntArray]:
-    """Return each block of each lane once, in the order of first use, and for each row which of them it lies in."""
-    _, ids = np.unique(shards << 32 | blocks, return_inverse=True)
-    _, first, which = np.unique(ids * (1 + lanes.max()) + lanes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    first = first[order]
-    columns = (column[first].tolist() for column in (lanes, shards, blocks, release))
-    return [_Wanted(*wanted) for wanted in zip(*columns, strict=True)], rank[which]
+    def _end(self, batch: _Batch, finished: Finished) -> None:
+        """Note that a batch is made."""
+        with self._changed:
+            batch.finished = finished
+            batch.made.clear()
+            self._made.add(batch.plan.number)
+            while self._made_count in self._made:
+                self._made.remove(self._made_count)
+                self._made_count += 1
+            self._free_retired()
+            self._plan_soon()
+            self._changed.notify_all()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict
 
 from shardkit.batches import collate
+from shardkit.columnar import Arena, ColumnReader
 from shardkit.dataset import ShardDataset
 from shardkit.engine import Engine, Finished
 from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_whole
@@ -162,6 +163,9 @@ class ShardLoader:
         transforms = tuple(one for one in (dataset.transform, Transform.parse(transform)) if one)
         maker = RowMaker(dataset.selection, dataset.decoder, transforms, self._seed)
         self._collate = collate_fn or partial(collate, selection=dataset.selection)
+        reader = ColumnReader(dataset.selection, dataset.decoder)
+        is_light = not (transforms or collate_fn or dataset.columns) and reader.supports(dataset.manifest.fields)
+        self._make_arena = partial(Arena, reader, block_samples=dataset.manifest.block_samples) if is_light else None
         self._make_rows = RowProcesses(maker, self._num_workers) if worker_type == "process" else RowThreads(maker)
         # Where the next batch comes from; and which pass is under way there, so that the next one is of the next epoch.
         # It is a token, and not the pass: that ends when the training loop forgets it.
@@ -317,6 +321,7 @@ class ShardLoader:
             epoch=self._epoch,
             make_rows=self._make_rows,
             collate=self._collate,
+            make_arena=self._make_arena,
             skips=self._skips,
             num_workers=self._num_workers,
             memory=self._memory,

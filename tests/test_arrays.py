@@ -131,7 +131,9 @@ def test_npy_files_are_read_where_another_thread_disturbs_pythons_parser(monkeyp
     disturbed, literal_eval = [], ast.literal_eval
     monkeypatch.setattr(ast, "literal_eval", parse)
 
-    assert same_array(round_trip("npy", np.arange(3)), np.arange(3))
+    records = np.zeros(3, dtype=[("x", "<i4")])  # headers of plain arrays need no parser
+
+    assert same_array(round_trip("npy", records), records)
     assert len(disturbed) == 5  # encoding reads what it wrote
 
 

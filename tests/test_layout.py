@@ -50,7 +50,7 @@ LAYERS = [
     ],
     *["ranks", "epochs", "stream"],
     *["order", "blocks", "access", "filters", "dataset", "sampler"],
-    *["batches", "rows", "engine", "loader"],
+    *["batches", "columnar", "rows", "schedule", "threads", "engine", "loader"],
     *["verify", "inspection", "mixing", "report", "testing", "output", "cli"],
     "webdataset",
 ]

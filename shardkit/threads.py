@@ -1,0 +1,87 @@
+"""Threads that do small tasks in the order given, and end when they are told to, or with the program.
+
+They are lighter than those of ``concurrent.futures``, which makes an object with a lock for each task, and safer in a
+training loop: there a Ctrl-C while a thread starts leaves one behind that the program then waits for, for ever.
+"""
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+_Task: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]] | None"
+
+_EXIT_SECONDS = 5.0  # a program waits so long for tasks that have begun: it must not end in the middle of torch's code
+
+
+class Threads:
+    """Threads that do tasks. What tasks return is dropped, and they must not raise.
+
+    Args:
+        count: How many there are.
+        name: What they are called, for debuggers.
+
+    Example:
+        >>> threads = Threads(2, "shardkit-example")
+        >>> done = SimpleQueue()
+        >>> threads.submit(done.put, 7)
+        >>> done.get()
+        7
+        >>> threads.close(wait=True)
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks,), name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        _ALL.add(self)
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[..., object], *args: Any) -> None:
+        """Have a task done, after those that were submitted before."""
+        self._tasks.put((function, args))
+
+    def close(self, *, wait: bool) -> None:
+        """End the threads: the tasks that they are at are finished, the rest is dropped."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._tasks.get_nowait()
+        self._tasks.put(None)
+        if wait:
+            self.join(None)
+
+    def join(self, timeout: float | None) -> None:
+        """Wait for the threads to end, each for so many seconds at most."""
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(timeout)
+
+
+def _work(tasks: "SimpleQueue[_Task]") -> None:
+    while True:
+        task = tasks.get()
+        if task is None:
+            tasks.put(None)  # for the next thread
+            return
+        task[0](*task[1])
+        del task  # so that what it held is free while the next is waited for
+
+
+_ALL: "weakref.WeakSet[Threads]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    threads = list(_ALL)
+    for each in threads:
+        each.close(wait=False)
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for each in threads:
+        each.join(max(0.0, deadline - time.monotonic()))
