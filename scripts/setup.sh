@@ -9,16 +9,23 @@ fail() {
     exit 1
 }
 
-# need_program NAME PACKAGE: the program is there, or is installed where we may (Debian's apt-get, as root).
-need_program() {
-    command -v "$1" >/dev/null && return
-    echo "== installing $2, for the program $1"
-    install_package "$2" && command -v "$1" >/dev/null || fail "the program $1 is missing; install the package $2"
+# need_programs NAME=PACKAGE...: the programs are there, or are installed where we may (Debian's apt-get, as root).
+need_programs() {
+    local program packages=()
+    for program in "$@"; do
+        command -v "${program%=*}" >/dev/null || packages+=("${program#*=}")
+    done
+    [ ${#packages[@]} = 0 ] && return
+    echo "== installing ${packages[*]}"
+    install_packages "${packages[@]}" || fail "programs are missing; install the packages ${packages[*]}"
+    for program in "$@"; do
+        command -v "${program%=*}" >/dev/null || fail "the package ${program#*=} has no program ${program%=*}"
+    done
 }
 
-install_package() {
+install_packages() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$1"; } >/dev/null
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$@"; } >/dev/null
 }
 
 find_python() {
@@ -38,7 +45,7 @@ make_venv() {
     echo "== making .venv with $("$python" --version)"
     # Debian keeps the part of Python that makes environments in a package of its own.
     "$python" -m venv --clear .venv >/dev/null ||
-        { install_package python3-venv && "$python" -m venv --clear .venv; } ||
+        { install_packages python3-venv && "$python" -m venv --clear .venv; } ||
         fail "$python cannot make an environment; on Debian or Ubuntu, install the package python3-venv"
     pwd >.venv/made-in
 }

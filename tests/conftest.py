@@ -1,10 +1,15 @@
 """Settings for all tests."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.servers.faults import FaultProxy
+from tests.servers.processes import Processes
+from tests.servers.programs import Moto, Nginx, Proxies
 
 pytest.register_assert_rewrite("tests.shared")
 
@@ -23,3 +28,46 @@ def dataset(tmp_path, originals):
         return Path(shutil.copytree(originals[compression], tmp_path / compression / "train"))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Provide what starts servers, and ends them all, whatever happens to pytest."""
+    with contextlib.closing(Processes()) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def authority():
+    """Return an authority that signs certificates and that nobody knows."""
+    import trustme
+
+    return trustme.CA()
+
+
+@pytest.fixture
+def nginx(processes, tmp_path, authority):
+    """Provide a web server for one test."""
+    with Nginx(processes, tmp_path / "nginx", authority) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(processes, tmp_path_factory):
+    """Provide an S3 server in memory."""
+    with Moto(processes, tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def proxies(processes, tmp_path_factory):
+    """Provide the program that the proxies are in."""
+    with Proxies(processes, tmp_path_factory.mktemp("proxies")) as program:
+        yield program
+
+
+@pytest.fixture
+def proxy(proxies):
+    """Return what makes a proxy that injects faults before a server, of its URL."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url: stack.enter_context(contextlib.closing(FaultProxy(proxies.port.number, url)))
