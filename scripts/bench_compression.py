@@ -29,7 +29,7 @@ from sklearn.datasets import load_sample_images
 from shardkit.codecs import encode
 from shardkit.compress import compress_frame, decompress_frame, gzip_writer, open_decompressed, parse_compression
 from shardkit.headers import member_header, padding
-from shardkit.storage import LocalStream
+from shardkit.local import LocalStream
 
 BLOCK_BYTES = 1_000_000
 COMPRESSIONS = ("none", "zst:1", "zst:3", "zst:9", "gz:6")

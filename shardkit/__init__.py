@@ -11,7 +11,14 @@ The modules, in the order of a sample's way. Each imports only from those above 
     errors        everything that shardkit raises on purpose
     hashing       every random choice
     sample        a key and its fields <-> names of members
-    storage       where bytes come from and go to
+    storage       what a place is where bytes come from and go to
+    local         ... on this machine
+    attempts      trying again, within a time
+    network       requests over connections of a process's own
+    answers       which part of which version of a file an answer brings
+    ranges        ranges of remote files, through networks that fail
+    web           files of web servers
+    schemes       a URL -> its storage
     progress      how far long work is
 
     decompress    one member or frame of a compressed format -> bytes

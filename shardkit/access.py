@@ -21,7 +21,8 @@ from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedSh
 from shardkit.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
 from shardkit.manifest import Manifest
 from shardkit.sample import COLUMNS, KEY, URL, FieldSelection, Sample
-from shardkit.storage import join, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import join
 
 if TYPE_CHECKING:
     import pyarrow as pa

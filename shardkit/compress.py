@@ -254,7 +254,7 @@ def open_decompressed(stream: ByteStream) -> DecompressedStream:
 
     Example:
         >>> from io import BytesIO
-        >>> from shardkit.storage import LocalStream
+        >>> from shardkit.local import LocalStream
         >>> stream = open_decompressed(LocalStream(BytesIO(compress_frame(b"a shard", 3)), "a.tar", None))
         >>> stream.compression, stream.read(100)
         ('zst', b'a shard')

@@ -12,24 +12,46 @@
     ├── DatasetError             a manifest, an index or a directory of shards is not usable
     │   ├── DatasetExistsError   ... because another dataset is in the way
     │   └── UnfinishedDatasetError  ... because it is still being written, or its writer was killed
+    ├── StorageError             files cannot be read or written where they are (also an OSError)
+    │   ├── MissingFileError     ... because there is none of that name (also a FileNotFoundError)
+    │   ├── AccessError          ... because it is not allowed (also a PermissionError)
+    │   ├── ChangedFileError     ... because they were replaced while they were being read
+    │   └── NoListingError       ... because the storage does not list its folders
     ├── StateError               a loader's state is of another dataset, order or version
     ├── WorkerError              a worker process has died
     ├── TooManySkippedError      more was skipped than ``max_skipped`` allows
     └── MissingExtraError        an optional dependency is needed (also an ImportError)
 
 Failures of the operating system (``FileNotFoundError``, ``PermissionError``, a full disk) stay the ``OSError`` that
-they are.
+they are; those of other storages are a ``StorageError``, which is one too.
 
 An error is built from one message, *where: what is, what was expected; what to do*, because a PyTorch ``DataLoader``
-rebuilds a worker's exception from its message alone. The attributes are for programs and survive pickling.
+rebuilds a worker's exception from its message alone. The attributes are for programs and survive pickling. Passwords
+and signatures in URLs are left out of both.
 """
 
 import operator
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike, fspath
 from typing import SupportsIndex
+
+_USER = re.compile(r"(?<=://)([^\s/?#@]*)@")
+_QUERY = re.compile(r"(https?://[^\s?#]*)\?[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))", re.IGNORECASE)
+
+
+def hide_secrets(text: str) -> str:
+    """Return a text whose URLs have no passwords and no queries, which may be signatures.
+
+    Example:
+        >>> hide_secrets("https://me:secret@host/a.tar?X-Amz-Signature=0123: is missing")
+        'https://host/a.tar?...: is missing'
+    """
+    if "://" not in text:
+        return text
+    return _QUERY.sub(r"\1?...", _USER.sub("", text))
 
 
 class ShardkitError(Exception):
@@ -49,8 +71,8 @@ class ShardkitError(Exception):
     def __init__(
         self, message: str, *, url: str = "", offset: int | None = None, key: str = "", field: str = ""
     ) -> None:
-        super().__init__(message)
-        self.url = url
+        super().__init__(hide_secrets(message))
+        self.url = hide_secrets(url)
         self.offset = offset
         self.key = key
         self.field = field
@@ -90,6 +112,26 @@ class DatasetExistsError(DatasetError):
 
 class UnfinishedDatasetError(DatasetError):
     """The dataset is still being written, or its writer was killed. Running the same pack again goes on."""
+
+
+class StorageError(ShardkitError, OSError):
+    """Files cannot be read or written where they are, after all that could be tried. What was read is right."""
+
+
+class MissingFileError(StorageError, FileNotFoundError):
+    """There is no such file."""
+
+
+class AccessError(StorageError, PermissionError):
+    """The storage refuses access: credentials are wrong, missing or expired, or have not this right."""
+
+
+class ChangedFileError(StorageError):
+    """A file was replaced while it was being read. Nothing of the new one was mixed with the old one."""
+
+
+class NoListingError(StorageError):
+    """The storage does not list its folders. Files that are named can be read."""
 
 
 class StateError(ShardkitError):

@@ -22,6 +22,7 @@ from shardkit.index import (
     read_index,
     write_index,
 )
+from shardkit.local import local_path
 from shardkit.manifest import (
     MANIFEST_NAME,
     SHARD_SUFFIXES,
@@ -36,7 +37,8 @@ from shardkit.progress import track
 from shardkit.reader import find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.scan import ShardScan, content_frames, count_repeated_keys, group_members
-from shardkit.storage import STDIN, Storage, join, local_path, parse_bytes, split_url, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import STDIN, Storage, join, parse_bytes, split_url
 from shardkit.tar import read_members
 
 if TYPE_CHECKING:

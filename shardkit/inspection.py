@@ -21,7 +21,8 @@ from shardkit.pixels import IMAGE_FIELDS
 from shardkit.reader import ShardLocation, find_shards
 from shardkit.sample import KEY, split_name
 from shardkit.scan import group_members, range_reader
-from shardkit.storage import Storage, join, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import Storage, join
 from shardkit.tar import read_members
 
 FILE_SYSTEM_BLOCK = 4096

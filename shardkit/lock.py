@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shardkit.errors import DatasetExistsError
-from shardkit.storage import LOCK_NAME, local_path
+from shardkit.local import local_path
+from shardkit.storage import LOCK_NAME
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
 

@@ -14,7 +14,8 @@ from os import PathLike
 from typing import Any
 
 from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path
-from shardkit.storage import Storage, join, split_url, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import Storage, join, split_url
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"

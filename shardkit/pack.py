@@ -23,17 +23,19 @@ from shardkit.compress import Compression, parse_compression
 from shardkit.errors import ArgumentError, ShardkitError, SourceError, WorkerError, check_whole
 from shardkit.hashing import Permutation, derive
 from shardkit.index import choose_block_samples
+from shardkit.local import local_path
 from shardkit.lock import exclusive
 from shardkit.manifest import Manifest, read_manifest
 from shardkit.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.progress import track
 from shardkit.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
 from shardkit.resume import Request, Target, check_apart, describe_transform, refuse_dataset
+from shardkit.schemes import storage_for
 from shardkit.shard_source import ShardSource
 from shardkit.shards import EncodedSample, OpenShard, WrittenShard, choose_compression, encode_sample
 from shardkit.sources import ListedSource
 from shardkit.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segment, write_segments
-from shardkit.storage import join, local_path, parse_bytes, storage_for
+from shardkit.storage import join, parse_bytes
 from shardkit.tar import END_OF_ARCHIVE
 from shardkit.work import Cancelled, StopSign, Workers
 from shardkit.writer import (

@@ -18,9 +18,11 @@ from isal.isal_zlib import crc32
 from shardkit.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, ShardError, check_paths
 from shardkit.index import OFFSET, ShardIndex, read_index
+from shardkit.local import local_path
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
-from shardkit.storage import STDIN, Storage, join, local_path, split_url, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import STDIN, Storage, join, split_url
 from shardkit.tar import MAX_MEMBER_BYTES, Member, read_members
 
 EVERY_FIELD = FieldSelection.parse(None)

@@ -11,10 +11,12 @@ from shardkit.columns import Column
 from shardkit.compress import Compression
 from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError
 from shardkit.index import read_index
+from shardkit.local import remove_temporary_files
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.records import SampleFunction, SampleTransform
+from shardkit.schemes import storage_for
 from shardkit.shards import WrittenShard, written_shard
-from shardkit.storage import join, remove_temporary_files, storage_for
+from shardkit.storage import join
 from shardkit.writer import check_folder, delete_others, prepare_folder
 
 _OTHER_SOURCE = "the source: samples were added, removed or changed since"

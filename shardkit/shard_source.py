@@ -15,10 +15,12 @@ from shardkit.codecs import Decoder
 from shardkit.columns import DecodedView
 from shardkit.errors import ShardError
 from shardkit.index import OFFSET, SIZE, read_index
+from shardkit.local import local_path
 from shardkit.manifest import read_manifest
 from shardkit.reader import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample
-from shardkit.storage import STDIN, local_path, split_url, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import STDIN, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa

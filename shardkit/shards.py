@@ -22,7 +22,8 @@ from shardkit.errors import SampleError
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index, write_index
 from shardkit.manifest import Shard
 from shardkit.sample import KEY, SOURCE, check_fields, check_key, fields_of
-from shardkit.storage import format_bytes, join, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import format_bytes, join
 from shardkit.tar import END_OF_ARCHIVE, MAX_MEMBER_BYTES, member_header, member_size
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from shardkit.errors import ArgumentError, SourceError, check_path
 from shardkit.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
 from shardkit.labels import find_labels, read_labels
+from shardkit.local import local_path
 from shardkit.sample import KEY, SOURCE, Sample
-from shardkit.storage import local_path
 
 IMAGE_FIELDS = {
     ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",

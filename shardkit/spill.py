@@ -18,8 +18,10 @@ import numpy.typing as npt
 
 from shardkit.errors import SourceError
 from shardkit.hashing import UInt64Array, hash_key
+from shardkit.local import local_path
+from shardkit.schemes import storage_for
 from shardkit.shards import EncodedSample, sample_size
-from shardkit.storage import TEMPORARY_PREFIX, join, local_path, storage_for
+from shardkit.storage import TEMPORARY_PREFIX, join
 from shardkit.tar import END_OF_ARCHIVE
 from shardkit.writer import too_large
 

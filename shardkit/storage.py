@@ -1,24 +1,20 @@
 """Where bytes come from and go to. Everything that shardkit reads or writes goes through a ``Storage``.
 
 A storage reads ranges and forward streams, and it publishes whole files or nothing: what is being written has a
-temporary name until it is complete and on the disk. Local files are served here; other protocols implement the same
-interface.
+temporary name until it is complete and on the disk. Which storage serves a URL is said in ``schemes``; a storage that
+adds something, such as a cache, holds another one.
 """
 
 import contextlib
-import errno
 import io
 import operator
 import os
 import re
-import secrets
-import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, Protocol
+from urllib.parse import quote, unquote
 
-from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardError
+from shardkit.errors import ArgumentError
 
 TEMPORARY_PREFIX = ".shardkit-"
 """Every temporary file begins so; listings leave them out."""
@@ -40,7 +36,8 @@ _UNITS = {
 }
 _LARGEST = 2**60  # so that sums of sizes fit into 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_WEB = re.compile(r"https?://", re.IGNORECASE)
+_PLAIN = "/!$&'()*+,;=:@~"  # stands for itself in the path of a web address
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,8 @@ class FileInfo:
     Attributes:
         url: The file.
         size: Its size in bytes.
-        version: Text that changes when the file does; for a local file, its time of modification and inode.
+        version: Text that changes when the file does: its time of modification and inode, or what a server calls its
+            ETag; empty if nothing is known.
     """
 
     url: str
@@ -83,14 +81,22 @@ class ByteStream(Protocol):
 
 
 class Storage(Protocol):
-    """The operations that shardkit needs from a place where files are."""
+    """The operations that shardkit needs from a place where files are.
+
+    A storage may be used by threads and forked processes, and pickled. Where a remote file's version is known from an
+    earlier call, later ones read only that version: a file that was replaced meanwhile is a ChangedFileError. ``info``
+    looks anew.
+    """
 
     def info(self, url: str) -> FileInfo:
         """Return size and version. Raises FileNotFoundError."""
         ...
 
-    def read_range(self, url: str, start: int, size: int) -> bytes:
-        """Return exactly ``size`` bytes from ``start``. Raises TruncatedShardError if the file ends before."""
+    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
+        """Return exactly ``size`` bytes from ``start``. Raises TruncatedShardError if the file ends before.
+
+        With ``fresh``, what came before was wrong: it is fetched again, past caches and over a new connection.
+        """
         ...
 
     def open(self, url: str, start: int = 0) -> ByteStream:
@@ -105,46 +111,15 @@ class Storage(Protocol):
         ...
 
     def list(self, url: str) -> list[str]:
-        """Return the names in a folder, sorted, without temporary files; none if there is no folder."""
+        """Return the names in a folder, sorted, without temporary files; none if there is no folder.
+
+        Raises NotADirectoryError if it is a file, and NoListingError if the storage lists nothing.
+        """
         ...
 
     def delete(self, url: str) -> None:
         """Delete a file; nothing happens if there is none."""
         ...
-
-
-class LocalStream:
-    """A local file, or standard input, read forward. It is unbuffered: callers read large pieces."""
-
-    def __init__(self, file: BinaryIO, url: str, size: int | None) -> None:
-        self.url = url
-        self.size = size
-        self._file = file
-        self._seekable = file.seekable()
-
-    def read(self, n: int, /) -> bytes:
-        """See ``ByteStream.read``."""
-        data = self._file.read(n) or b""
-        if len(data) == n or not data:
-            return data
-        pieces = [data]  # a pipe gives what it has; callers are promised all of it
-        missing = n - len(data)
-        while missing and (piece := self._file.read(missing)):
-            pieces.append(piece)
-            missing -= len(piece)
-        return b"".join(pieces)
-
-    def skip(self, n: int, /) -> None:
-        """See ``ByteStream.skip``."""
-        if self._seekable:
-            self._file.seek(n, os.SEEK_CUR)
-            return
-        while n > 0 and (piece := self._file.read(min(n, 1 << 20))):
-            n -= len(piece)
-
-    def close(self) -> None:
-        """See ``ByteStream.close``."""
-        self._file.close()
 
 
 class RangeFile(io.RawIOBase):
@@ -184,143 +159,48 @@ class RangeFile(io.RawIOBase):
         return data
 
 
-class LocalStorage:
-    """Files of this machine's file systems, by path or ``file://`` URL; ``-`` is standard input."""
-
-    def info(self, url: str) -> FileInfo:
-        """See ``Storage.info``."""
-        status = local_path(url).stat()
-        return FileInfo(url, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
-
-    def read_range(self, url: str, start: int, size: int) -> bytes:
-        """See ``Storage.read_range``."""
-        descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = os.pread(descriptor, size, start)
-            while len(data) < size:  # one pread returns at most 2 GiB
-                piece = os.pread(descriptor, size - len(data), start + len(data))
-                if not piece:
-                    raise TruncatedShardError(
-                        f"{url}: ends at byte {start + len(data):,}, expected {size:,} bytes from byte {start:,}; "
-                        "it was cut or replaced, so fetch or write it again",
-                        url=url,
-                        offset=start + len(data),
-                    )
-                data += piece
-            return data
-        finally:
-            os.close(descriptor)
-
-    def open(self, url: str, start: int = 0) -> ByteStream:
-        """See ``Storage.open``."""
-        if url == STDIN:
-            return LocalStream(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), "standard input", None)
-        file = local_path(url).open("rb", buffering=0)
-        size = os.fstat(file.fileno()).st_size if file.seekable() else None
-        if start:
-            file.seek(start)
-        return LocalStream(file, url, size)
-
-    @contextlib.contextmanager
-    def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
-        """See ``Storage.create``."""
-        path = local_path(url)
-        if not overwrite and path.exists():
-            raise _taken(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-        try:
-            with temporary.open("xb") as file, _named(url):
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            if overwrite:
-                temporary.replace(path)
-            else:
-                _rename_without_replacing(temporary, path, url)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-
-    def list(self, url: str) -> list[str]:
-        """See ``Storage.list``."""
-        try:
-            return sorted(p.name for p in local_path(url).iterdir() if not p.name.startswith(TEMPORARY_PREFIX))
-        except FileNotFoundError:
-            return []
-
-    def delete(self, url: str) -> None:
-        """See ``Storage.delete``."""
-        local_path(url).unlink(missing_ok=True)
-
-
-def storage_for(url: str, storage_options: Mapping[str, object] | None = None) -> Storage:
-    """Return the storage that serves a URL.
-
-    Raises:
-        ArgumentError: No storage serves its scheme, or an option is unknown to it.
-
-    Example:
-        >>> storage_for("shards/train").list("no such folder")
-        []
-    """
-    if "\0" in url:
-        raise ArgumentError(f"{url!r}: no file's name has a NUL character; correct it")
-    scheme = _SCHEME.match(url)
-    if scheme and scheme[1].lower() != "file":
-        raise ArgumentError(
-            f"{url}: shardkit does not read or write {scheme[1]}: URLs; copy the files to a local path. "
-            f"(If this is a file name, write it as ./{url})"
-        )
-    if storage_options:
-        raise ArgumentError(f"storage_options: local files take none, got {', '.join(sorted(storage_options))}")
-    return LocalStorage()
-
-
-def local_path(url: str) -> Path:
-    """Return the path that a local URL means.
-
-    Example:
-        >>> str(local_path("file:///data/x%20y.tar"))
-        '/data/x y.tar'
-    """
-    if not url.lower().startswith("file:"):
-        return Path(url)
-    from urllib.parse import unquote, urlsplit
-
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise ArgumentError(f"{url}: names the host {parts.netloc!r}; a local file is written file:///path")
-    return Path(unquote(parts.path))
-
-
-def remove_temporary_files(folder: str) -> None:
-    """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
-    path = local_path(folder)
-    for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
-        if leftover.is_file() and leftover.name != LOCK_NAME:
-            leftover.unlink(missing_ok=True)
-
-
 def join(url: str, name: str) -> str:
-    """Return the URL of ``name`` in a folder.
+    """Return the URL of ``name`` in a folder. A name that is a URL itself is that URL.
+
+    The path of a web address is quoted, and its query stays at the end.
 
     Example:
-        >>> join("shards/train/", "manifest.json")
-        'shards/train/manifest.json'
+        >>> join("shards/train/", "manifest.json"), join("https://host/a?token=1", "b 1.tar")
+        ('shards/train/manifest.json', 'https://host/a/b%201.tar?token=1')
     """
-    return f"{url.rstrip('/')}/{name}" if url else name
+    if "://" in name:
+        return name
+    if not url:
+        return name
+    if _WEB.match(url):
+        folder, mark, query = url.partition("?")
+        return f"{folder.rstrip('/')}/{quote(name, safe=_PLAIN)}{mark}{query}"
+    return f"{url.rstrip('/')}/{name}"
 
 
 def split_url(url: str) -> tuple[str, str]:
     """Return the folder and the name of a URL.
 
     Example:
-        >>> split_url("shards/train/manifest.json")
-        ('shards/train', 'manifest.json')
+        >>> split_url("shards/train/manifest.json"), split_url("https://host/a/b%201.tar?token=1")
+        (('shards/train', 'manifest.json'), ('https://host/a?token=1', 'b 1.tar'))
     """
+    if _WEB.match(url):
+        path, mark, query = url.partition("?")
+        folder, _, name = path.rpartition("/")
+        return f"{folder}{mark}{query}", unquote(name)
     folder, _, name = url.rpartition("/")
     return folder or ("/" if url.startswith("/") else "."), name
+
+
+def is_remote(url: str) -> bool:
+    """Return whether a URL names another place than this machine's file systems and standard input.
+
+    Example:
+        >>> is_remote("s3://bucket/a.tar"), is_remote("a.tar"), is_remote("file:///a.tar")
+        (True, False, False)
+    """
+    return "://" in url and not url.lower().startswith("file:")
 
 
 def parse_bytes(size: int | str) -> int:
@@ -360,41 +240,3 @@ def format_bytes(size: float) -> str:
     else:
         unit = "TB"
     return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"
-
-
-@contextlib.contextmanager
-def _named(url: str) -> Iterator[None]:
-    """Say which file it was that a full disk cut short; the system does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            error.filename = url
-        raise
-
-
-def _taken(url: str) -> DatasetExistsError:
-    return DatasetExistsError(
-        f"{url}: exists already; choose another name, or pass overwrite=True to replace it", url=url
-    )
-
-
-def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:
-    try:
-        os.link(temporary, path)  # unlike a rename, never replaces what appeared meanwhile
-    except FileExistsError:
-        raise _taken(url) from None
-    except OSError:  # FAT and some network file systems have no hard links
-        if path.exists():
-            raise _taken(url) from None
-        temporary.rename(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut. Some file systems have no such thing."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

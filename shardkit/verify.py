@@ -22,7 +22,8 @@ from shardkit.progress import track
 from shardkit.reader import find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.scan import ShardScan, content_frames, count_repeated_keys, range_reader
-from shardkit.storage import Storage, join, split_url, storage_for
+from shardkit.schemes import storage_for
+from shardkit.storage import Storage, join, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa

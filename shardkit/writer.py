@@ -25,6 +25,7 @@ from shardkit.errors import (
 from shardkit.hashing import hash_key
 from shardkit.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
+from shardkit.schemes import storage_for
 from shardkit.shards import (
     EncodedSample,
     OpenShard,
@@ -34,7 +35,7 @@ from shardkit.shards import (
     encode_sample,
     sample_size,
 )
-from shardkit.storage import Storage, join, parse_bytes, split_url, storage_for
+from shardkit.storage import Storage, join, parse_bytes, split_url
 from shardkit.tar import END_OF_ARCHIVE
 
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}

@@ -5,10 +5,12 @@ import pytest
 
 from shardkit.errors import ArgumentError, DatasetError, check_whole
 from shardkit.indexing import index_shards
+from shardkit.local import LocalStorage
 from shardkit.manifest import read_manifest
 from shardkit.pack import pack
+from shardkit.schemes import storage_for
 from shardkit.shard_source import ShardSource
-from shardkit.storage import LocalStorage, parse_bytes, storage_for
+from shardkit.storage import parse_bytes
 from shardkit.stream import ShardStream
 from shardkit.verify import verify
 from shardkit.work import Workers

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from shardkit.cli import app
 from shardkit.index import read_index
 from shardkit.inspection import Footprint, Sizes, compute_statistics, recognise_source
+from shardkit.local import LocalStorage
 from shardkit.manifest import read_manifest
-from shardkit.storage import LocalStorage
 from shardkit.writer import ShardWriter
 from tests.shared import COMPRESSIONS, every_compression, started, tar_of
 

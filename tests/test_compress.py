@@ -32,7 +32,7 @@ from shardkit.compress import (
 )
 from shardkit.decompress import decompress
 from shardkit.errors import ArgumentError, CodecError, ShardError, TruncatedShardError
-from shardkit.storage import LocalStorage, LocalStream
+from shardkit.local import LocalStorage, LocalStream
 from tests.shared import MIB, peak_memory
 
 if sys.version_info >= (3, 14):

@@ -29,9 +29,9 @@ from shardkit.errors import (
 )
 from shardkit.index import read_index
 from shardkit.indexing import index_shards
+from shardkit.local import LocalStorage
 from shardkit.manifest import Manifest
 from shardkit.pack import pack
-from shardkit.storage import LocalStorage
 
 COUNT = 203
 

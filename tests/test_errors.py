@@ -56,7 +56,11 @@ def test_an_error_of_a_torch_worker_arrives_as_itself_with_its_message():
 
 
 @pytest.mark.parametrize(
-    ("error_class", "builtin"), [(errors.ArgumentError, ValueError), (errors.MissingExtraError, ImportError)]
+    ("error_class", "builtin"),
+    [
+        *[(errors.ArgumentError, ValueError), (errors.MissingExtraError, ImportError), (errors.StorageError, OSError)],
+        *[(errors.MissingFileError, FileNotFoundError), (errors.AccessError, PermissionError)],
+    ],
 )
 def test_an_error_that_python_has_a_word_for_is_caught_by_it(error_class, builtin):
     with pytest.raises(builtin, match=re.escape(MESSAGE)):
@@ -73,3 +77,22 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes():
     classes = {c.__name__: next((b.__name__ for b in c.__bases__ if b in ERRORS), None) for c in ERRORS}
     assert parents == classes
     assert list(parents) == list(classes)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:pass@host:1/a?sig=x&b=c", "https://host:1/a?..."),
+        ("'https://host/a.tar?sig=x': is", "'https://host/a.tar?...': is"),
+        ("https://host/a?sig=x, and https://host/b?sig=y.", "https://host/a?..., and https://host/b?...."),
+        ("(see HTTP://me@host/a?b=c:d)", "(see HTTP://host/a?...)"),
+        ("simplecache::https://me:p@host/a?b", "simplecache::https://host/a?..."),
+        ("sftp://me:pass@host/a is", "sftp://host/a is"),
+        ("s3://bucket/a?b@c", "s3://bucket/a?b@c"),
+        ("a@b? c", "a@b? c"),
+    ],
+)
+def test_passwords_and_queries_of_urls_are_in_no_message(text, shown):
+    error = ShardkitError(text, url=text)
+
+    assert (str(error), error.url) == (shown, shown)

@@ -37,10 +37,10 @@ from shardkit.errors import (
 from shardkit.hashing import hash_keys
 from shardkit.index import read_index
 from shardkit.indexing import index_shards
+from shardkit.local import LocalStorage
 from shardkit.manifest import UNFINISHED_NAME, read_manifest
 from shardkit.reader import find_shards, read_shard
 from shardkit.scan import count_repeated_keys
-from shardkit.storage import LocalStorage
 from shardkit.tar import END_OF_ARCHIVE
 from shardkit.writer import ShardWriter
 from tests.shared import tar_of

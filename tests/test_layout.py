@@ -17,7 +17,9 @@ SOURCES = {path.stem: path for path in (ROOT / "shardkit").glob("*.py") if path.
 
 # The order of a sample's way. The same list stands in shardkit's docstring and in the README's table of modules.
 LAYERS = [
-    *["errors", "hashing", "sample", "storage", "progress"],
+    *["errors", "hashing", "sample"],
+    *["storage", "local", "attempts", "network", "answers", "ranges", "web", "schemes"],
+    "progress",
     *[
         "decompress",
         "compress",
@@ -74,7 +76,19 @@ VOCABULARY = {
     *["high", "low", "mean", "n", "std", "values"],
 }
 
-HEAVY = {"PIL", "datasets", "matplotlib", "pandas", "pyarrow", "simplejpeg", "torch", "webdataset"}
+HEAVY = {
+    "PIL",
+    "boto3",
+    "datasets",
+    "fsspec",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "simplejpeg",
+    "torch",
+    "urllib3",
+    "webdataset",
+}
 
 QUICK = {"import shardkit": "import shardkit"}
 if "cli" in LAYERS:

@@ -28,13 +28,13 @@ from shardkit.errors import (
     UnfinishedDatasetError,
     WorkerError,
 )
+from shardkit.local import LocalStorage
 from shardkit.manifest import read_manifest
 from shardkit.pack import pack
 from shardkit.reader import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.sources import FileFolder, ImageFolder
 from shardkit.spill import SPILL_NAME
-from shardkit.storage import LocalStorage
 from shardkit.stream import ShardStream
 from shardkit.tar import END_OF_ARCHIVE
 from tests.shared import started

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from shardkit.compress import compress_frame, gzip_writer
 from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError, UnfinishedDatasetError
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, write_index
+from shardkit.local import LocalStorage, LocalStream
 from shardkit.manifest import Manifest, Shard, strip_suffix
 from shardkit.reader import ShardLocation, _group, find_shards, read_shard
 from shardkit.sample import KEY, URL, FieldSelection, split_name
-from shardkit.storage import LocalStorage, LocalStream
 from shardkit.tar import END_OF_ARCHIVE, Member, padding
 from tests.shared import tar_of as tar
 

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardError
-from shardkit.storage import (
-    TEMPORARY_PREFIX,
-    LocalStorage,
-    RangeFile,
-    format_bytes,
-    local_path,
-    parse_bytes,
-    remove_temporary_files,
-    split_url,
-    storage_for,
-)
+from shardkit.local import LocalStorage, local_path, remove_temporary_files
+from shardkit.schemes import storage_for
+from shardkit.storage import TEMPORARY_PREFIX, RangeFile, format_bytes, join, parse_bytes, split_url
 
 STORAGE = LocalStorage()
 
@@ -213,15 +205,14 @@ def test_local_urls_are_paths(tmp_path):
         local_path("file://server/a")
 
 
-@pytest.mark.parametrize("url", ["gs://b/x", "hdfs:/x", "pipe:cat x", "HTTPS://h/x.tar", "s3://b/x"])
+@pytest.mark.parametrize("url", ["gs://b/x", "hdfs:/x", "pipe:cat x", "s3://b/x"])
 def test_what_cannot_be_reached_is_refused_with_what_to_do(url):
     with pytest.raises(ArgumentError, match=r"does not read or write \w+: URLs; copy the files to a local path"):
         storage_for(url)
 
 
-def test_options_that_nothing_takes_are_refused():
-    with pytest.raises(ArgumentError, match="local files take none, got anon, key"):
-        storage_for("a", {"key": 1, "anon": True})
+def test_local_files_need_no_options_and_leave_those_of_other_places_alone():
+    assert isinstance(storage_for("a", {"key": 1}), LocalStorage)
 
 
 @pytest.mark.parametrize("size", ["", "MB", "-1", "0", 0, -1, True, 1.5, "1 MBit", "1e3", "nan", None], ids=repr)
@@ -241,3 +232,23 @@ def test_sizes_are_read_and_shown_in_powers_of_ten():
 
 def test_a_url_is_its_folder_and_its_name():
     assert [split_url(url) for url in ("a", "/a", "b/a", "/b/a")] == [(".", "a"), ("/", "a"), ("b", "a"), ("/b", "a")]
+    assert split_url("s3://bucket/a/b?c") == ("s3://bucket/a", "b?c")
+    assert split_url("HTTPS://host/a/b%20c?d=e/f") == ("HTTPS://host/a?d=e/f", "b c")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "url"),
+    [
+        ("a/", "b", "a/b"),
+        ("", "b", "b"),
+        ("s3://bucket/a", "b c%", "s3://bucket/a/b c%"),
+        ("https://host/a/?d=e/f", "b c%#é?.tar", "https://host/a/b%20c%25%23%C3%A9%3F.tar?d=e/f"),
+        ("https://host", "x/b.tar", "https://host/x/b.tar"),
+        ("a", "https://host/b%20c", "https://host/b%20c"),
+        ("a", "simplecache::s3://bucket/b", "simplecache::s3://bucket/b"),
+    ],
+)
+def test_a_name_in_a_folder_is_quoted_where_urls_are_and_a_url_stays_as_it_is(folder, name, url):
+    assert join(folder, name) == url
+    if "://" not in name and folder:
+        assert split_url(url)[1] == name.rpartition("/")[2]

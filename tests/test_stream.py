@@ -25,8 +25,8 @@ from shardkit import stream as stream_module
 from shardkit.codecs import Decoder, encode
 from shardkit.epochs import SharedEpochs
 from shardkit.errors import ArgumentError, CodecError, DatasetError, SampleError, ShardError, TooManySkippedError
+from shardkit.local import LocalStorage
 from shardkit.sample import KEY, URL
-from shardkit.storage import LocalStorage
 from shardkit.stream import ShardStream, Skipped, StreamWarning
 from tests.test_reader import samples_of, tar, tar_of, write_dataset
 

@@ -18,9 +18,9 @@ from shardkit.compress import open_decompressed
 from shardkit.errors import DatasetError, ShardkitError
 from shardkit.index import read_index, write_index
 from shardkit.indexing import index_shards
+from shardkit.local import LocalStorage
 from shardkit.manifest import UNFINISHED_NAME, Manifest
 from shardkit.reader import find_shards, read_shard
-from shardkit.storage import LocalStorage
 from shardkit.verify import verify
 from shardkit.writer import ShardWriter
 from tests.shared import COMPRESSIONS, every_compression, tar_of

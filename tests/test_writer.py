@@ -20,10 +20,11 @@ from shardkit.errors import (
     SampleError,
     UnfinishedDatasetError,
 )
+from shardkit.local import LocalStorage
 from shardkit.manifest import read_manifest
 from shardkit.reader import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
-from shardkit.storage import LocalStorage, join
+from shardkit.storage import join
 from shardkit.writer import ShardWriter
 
 GOLDEN = (

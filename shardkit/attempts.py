@@ -1,0 +1,80 @@
+"""Trying again: with pauses that grow and are different for everybody, a bounded number of times, within a time."""
+
+import logging
+import random
+import time
+from typing import NoReturn
+
+from shardkit.errors import StorageError, hide_secrets
+
+MAX_TRIES = 12
+"""How often in a row something is tried in vain: over half a minute, so that a server may be started again."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds, at most
+_LONGEST_ASKED_PAUSE = 60.0  # by the server
+_SLOWEST = 100_000  # bytes a second
+
+_logger = logging.getLogger("shardkit")
+_sleep = time.sleep
+
+
+class Attempts:
+    """Counts the tries of one piece of work, and ends them.
+
+    Args:
+        url: What it is about, for messages.
+        seconds: How long it may take, and a second more for each 100 kB that come.
+
+    Attributes:
+        renewals: How often it was made in another way.
+    """
+
+    __slots__ = ("_began", "_received", "_seconds", "_total", "_tries", "_url", "renewals")
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self._url = url
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._received = 0
+        self._tries = 0  # since the last byte
+        self._total = 0
+        self.renewals = 0
+
+    @property
+    def seconds_left(self) -> float:
+        """How long it may still take; less than 0 if it has taken too long."""
+        return self._began + self._seconds + self._received / _SLOWEST - time.monotonic()
+
+    def receive(self, received: int, *, is_wanted: bool) -> None:
+        """Count bytes that came; those that are passed over are no progress."""
+        self._received += received
+        if is_wanted:
+            self._tries = 0
+
+    def check_time(self, position: int) -> None:
+        """Raise if the time is over, however much comes."""
+        if self.seconds_left <= 0:
+            self._give_up(position, f"it comes too slowly, {self._received:,} bytes so far")
+
+    def fail(self, position: int, problem: str, *, pause: float | None = None, is_final: bool = False) -> None:
+        """Wait before the next try, or raise if there is to be none."""
+        self._tries += 1
+        self._total += 1
+        if is_final or self._tries >= MAX_TRIES or self.seconds_left <= 0:
+            self._give_up(position, problem)
+        if pause is None:
+            pause = random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._tries - 1)))  # noqa: S311
+        pause = max(0.0, min(pause, _LONGEST_ASKED_PAUSE, self.seconds_left))
+        where = hide_secrets(self._url)
+        _logger.info("%s: at byte %s %s; trying again in %.1f s", where, f"{position:,}", problem, pause)
+        _sleep(pause)
+
+    def _give_up(self, position: int, problem: str) -> NoReturn:
+        took = time.monotonic() - self._began
+        tried = f"tried {self._total} times in {took:.0f} s" if self._total > 1 else f"gave up after {took:.0f} s"
+        raise StorageError(
+            f"{self._url}: cannot be read from byte {position:,} on, because {problem} ({tried}); check the URL, the "
+            "network and the server, then read it again",
+            url=self._url,
+            offset=position,
+        )

@@ -1,0 +1,180 @@
+"""Files of this machine's file systems, and standard input."""
+
+import contextlib
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardError
+from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo
+
+
+class LocalStream:
+    """A local file, or standard input, read forward. It is unbuffered: callers read large pieces."""
+
+    def __init__(self, file: BinaryIO, url: str, size: int | None) -> None:
+        self.url = url
+        self.size = size
+        self._file = file
+        self._seekable = file.seekable()
+
+    def read(self, n: int, /) -> bytes:
+        """See ``ByteStream.read``."""
+        data = self._file.read(n) or b""
+        if len(data) == n or not data:
+            return data
+        pieces = [data]  # a pipe gives what it has; callers are promised all of it
+        missing = n - len(data)
+        while missing and (piece := self._file.read(missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+    def skip(self, n: int, /) -> None:
+        """See ``ByteStream.skip``."""
+        if self._seekable:
+            self._file.seek(n, os.SEEK_CUR)
+            return
+        while n > 0 and (piece := self._file.read(min(n, 1 << 20))):
+            n -= len(piece)
+
+    def close(self) -> None:
+        """See ``ByteStream.close``."""
+        self._file.close()
+
+
+class LocalStorage:
+    """Files of this machine's file systems, by path or ``file://`` URL; ``-`` is standard input."""
+
+    def info(self, url: str) -> FileInfo:
+        """See ``Storage.info``."""
+        status = local_path(url).stat()
+        return FileInfo(url, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
+
+    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:  # noqa: ARG002 - no cache
+        """See ``Storage.read_range``."""
+        descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(descriptor, size, start)
+            while len(data) < size:  # one pread returns at most 2 GiB
+                piece = os.pread(descriptor, size - len(data), start + len(data))
+                if not piece:
+                    raise TruncatedShardError(
+                        f"{url}: ends at byte {start + len(data):,}, expected {size:,} bytes from byte {start:,}; "
+                        "it was cut or replaced, so fetch or write it again",
+                        url=url,
+                        offset=start + len(data),
+                    )
+                data += piece
+            return data
+        finally:
+            os.close(descriptor)
+
+    def open(self, url: str, start: int = 0) -> ByteStream:
+        """See ``Storage.open``."""
+        if url == STDIN:
+            return LocalStream(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), "standard input", None)
+        file = local_path(url).open("rb", buffering=0)
+        size = os.fstat(file.fileno()).st_size if file.seekable() else None
+        if start:
+            file.seek(start)
+        return LocalStream(file, url, size)
+
+    @contextlib.contextmanager
+    def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+        """See ``Storage.create``."""
+        path = local_path(url)
+        if not overwrite and path.exists():
+            raise _taken(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        try:
+            with temporary.open("xb") as file, _named(url):
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if overwrite:
+                temporary.replace(path)
+            else:
+                _rename_without_replacing(temporary, path, url)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+    def list(self, url: str) -> list[str]:
+        """See ``Storage.list``."""
+        try:
+            return sorted(p.name for p in local_path(url).iterdir() if not p.name.startswith(TEMPORARY_PREFIX))
+        except FileNotFoundError:
+            return []
+
+    def delete(self, url: str) -> None:
+        """See ``Storage.delete``."""
+        local_path(url).unlink(missing_ok=True)
+
+
+def local_path(url: str) -> Path:
+    """Return the path that a local URL means.
+
+    Example:
+        >>> str(local_path("file:///data/x%20y.tar"))
+        '/data/x y.tar'
+    """
+    if not url.lower().startswith("file:"):
+        return Path(url)
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ArgumentError(f"{url}: names the host {parts.netloc!r}; a local file is written file:///path")
+    return Path(unquote(parts.path))
+
+
+def remove_temporary_files(folder: str) -> None:
+    """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
+    path = local_path(folder)
+    for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
+        if leftover.is_file() and leftover.name != LOCK_NAME:
+            leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Say which file it was that a full disk cut short; the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = url
+        raise
+
+
+def _taken(url: str) -> DatasetExistsError:
+    return DatasetExistsError(
+        f"{url}: exists already; choose another name, or pass overwrite=True to replace it", url=url
+    )
+
+
+def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:
+    try:
+        os.link(temporary, path)  # unlike a rename, never replaces what appeared meanwhile
+    except FileExistsError:
+        raise _taken(url) from None
+    except OSError:  # FAT and some network file systems have no hard links
+        if path.exists():
+            raise _taken(url) from None
+        temporary.rename(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut. Some file systems have no such thing."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,186 @@
+"""Requests to web servers: over connections that each process keeps for itself, through proxies, along redirects.
+
+Nothing is connected before the first request, and a forked or spawned process begins with no connections.
+"""
+
+import logging
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+from shardkit.errors import ArgumentError, StorageError, hide_secrets
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+_KEPT_CONNECTIONS = 256  # to one server; more are opened when needed, and closed after use
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
+# What may be said to a host that the user did not name.
+_HARMLESS = frozenset({"accept-encoding", "cache-control", "if-match", "range", "user-agent"})
+_SIGNATURE = re.compile(r"\?\S*")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How servers are reached.
+
+    Attributes:
+        connect_timeout: How long a connection may take to be made, in seconds.
+        read_timeout: How long a server may be silent, in seconds.
+        total_timeout: How long a read may take in all, in seconds, and one more for each 100 kB that have come.
+        ca_certs: A file of the certificates that are trusted; empty for the system's, or ``SSL_CERT_FILE``.
+    """
+
+    connect_timeout: float = 10.0
+    read_timeout: float = 30.0
+    total_timeout: float = 300.0
+    ca_certs: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "read_timeout", "total_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ArgumentError(f"storage_options: {name} must be a positive number of seconds, got {value!r}")
+
+
+# By process, server and certificates. A fork takes no connections along: two processes would read from one.
+_managers: "dict[tuple[int, str, str], PoolManager]" = {}
+os.register_at_fork(after_in_child=_managers.clear)
+
+
+class _HideQueries(logging.Filter):
+    """Keeps signatures out of what urllib3 logs of its requests."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_SIGNATURE.sub("?...", a) if isinstance(a, str) else a for a in record.args)
+        return True
+
+
+logging.getLogger("urllib3.connectionpool").addFilter(_HideQueries())
+
+
+def send_get(
+    url: str,
+    headers: Mapping[str, str],
+    network: Network,
+    *,
+    seconds: float,
+    follow: bool = True,
+    fresh: bool = False,
+) -> "BaseHTTPResponse":
+    """Send a GET, follow where it is redirected, and return the answer, whose body is not read yet.
+
+    What says who asks goes only to the host that the URL names.
+
+    Args:
+        url: Where to.
+        headers: Sent along.
+        network: How the server is reached.
+        seconds: How long the server may be silent, unless ``network`` says less.
+        follow: Follow redirects.
+        fresh: Make a new connection.
+
+    Raises:
+        StorageError: It is redirected too often, or to what is no web address.
+        urllib3.exceptions.HTTPError: The server was not reached, or did not answer.
+    """
+    from urllib3 import Timeout
+
+    timeout = Timeout(connect=min(network.connect_timeout, seconds), read=min(network.read_timeout, seconds))
+    target = url
+    for _ in range(_MAX_REDIRECTS + 1):
+        response = _manager(target, network.ca_certs, fresh=fresh).urlopen(
+            "GET",
+            target,
+            headers=dict(headers),
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+            timeout=timeout,
+        )
+        location = response.headers.get("Location")
+        if not follow or response.status not in _REDIRECTS or not location:
+            return response
+        response.close()
+        here, target = target, urljoin(target, location)
+        if urlsplit(target).scheme not in ("http", "https"):
+            raise StorageError(f"{url}: is redirected to {target}, which is no web address; correct the URL", url=url)
+        if _origin(here) != _origin(target):
+            headers = {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
+    raise StorageError(f"{url}: is redirected more than {_MAX_REDIRECTS} times, at last to {target}; correct the URL")
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}"
+
+
+def _manager(url: str, ca_certs: str, *, fresh: bool) -> "PoolManager":
+    if fresh:
+        return _make_manager(url, ca_certs)
+    key = os.getpid(), _origin(url), ca_certs
+    manager = _managers.get(key)
+    if manager is None:
+        manager = _managers.setdefault(key, _make_manager(url, ca_certs))
+    return manager
+
+
+def _make_manager(url: str, ca_certs: str) -> "PoolManager":
+    from urllib.request import getproxies_environment, proxy_bypass
+
+    import urllib3
+
+    parts = urlsplit(url)
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy and not proxy_bypass(parts.netloc.rpartition("@")[2], proxies):
+        proxy = proxy if "://" in proxy else f"http://{proxy}"
+        user = urlsplit(proxy).netloc.rpartition("@")[0]
+        headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
+        try:
+            return urllib3.ProxyManager(
+                proxy, proxy_headers=headers, maxsize=_KEPT_CONNECTIONS, ca_certs=ca_certs or None
+            )
+        except urllib3.exceptions.HTTPError as error:
+            message = f"the proxy {hide_secrets(proxy)} cannot be used ({error}); correct the environment"
+            raise ArgumentError(message) from None
+    return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ca_certs=ca_certs or None)
+
+
+def describe_failure(error: Exception) -> tuple[str, bool]:
+    """Return what went wrong with a request, without secrets, and whether it may go better another time."""
+    import socket
+
+    from urllib3 import exceptions
+
+    cause = next((part for part in error.args if isinstance(part, BaseException)), error.__cause__)
+    if isinstance(error, exceptions.NameResolutionError):
+        unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
+        return f"the name of its host is not known ({_brief(cause or error)})", not unknown
+    if isinstance(error, exceptions.ProxyError):
+        return f"the proxy was not reached ({_brief(cause or error)})", True
+    if isinstance(error, exceptions.NewConnectionError):
+        return f"no connection was made ({_brief(cause or error)})", True
+    if isinstance(error, exceptions.ConnectTimeoutError):
+        return "no connection was made in time", True
+    if isinstance(error, exceptions.TimeoutError):
+        return "the server was silent for too long", True
+    if isinstance(error, exceptions.SSLError):
+        refused = isinstance(cause, ssl.SSLCertVerificationError)
+        return f"the connection is not secure ({_brief(cause or error)})", not refused
+    if isinstance(error, exceptions.ProtocolError):
+        return f"the connection broke ({_brief(cause or error)})", True
+    return f"it cannot be asked for ({_brief(error)})", False
+
+
+def _brief(error: BaseException) -> str:
+    """Return what an error says, without the addresses of objects and without secrets."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else ""
+    return hide_secrets(text or type(error).__name__)

@@ -1,0 +1,78 @@
+"""A web server that says word for word what a test has written down, for answers that no real server gives."""
+
+import contextlib
+import socket
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked for: the first line, its parts, and the headers by their names in lower case."""
+
+    target: str
+    headers: dict
+
+
+def answer(status, body=b"", **headers):
+    """Return the bytes of an answer. A header is written as ``content_range=``; without a length one is added."""
+    named = {name.replace("_", "-"): value for name, value in headers.items() if value is not None}
+    if "content-length" not in named and "transfer-encoding" not in named and "content_length" not in headers:
+        named["content-length"] = len(body)
+    lines = [f"HTTP/1.1 {status} X", *(f"{name}: {value}" for name, value in named.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def part(content, start, stop, **headers):
+    """Return an answer that brings a part of some content."""
+    return answer(206, content[start:stop], content_range=f"bytes {start}-{stop - 1}/{len(content)}", **headers)
+
+
+class Scripted:
+    """Gives its answers one after the other, each on a connection of its own unless it is kept, and the last for ever.
+
+    An answer is bytes, or a function of the request. ``None`` ends the connection without one.
+    """
+
+    def __init__(self, *answers, keeps=False):
+        self.answers = list(answers)
+        self.requests = []
+        self.connections = 0
+        self._keeps = keeps
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"http://{self.host}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        """Refuse connections."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as file:
+            while first := file.readline():
+                lines = iter(file.readline, b"\r\n")
+                named = (line.decode().partition(":") for line in lines)
+                headers = {name.lower(): value.strip() for name, _, value in named}
+                request = Request(first.split()[1].decode(), headers)
+                self.requests.append(request)
+                said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                said = said(request) if callable(said) else said
+                if said is None:
+                    return
+                if self._keeps:
+                    connection.sendall(said)
+                else:
+                    connection.sendall(said.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+                    return
