@@ -85,7 +85,7 @@ def test_nginx_that_is_killed_breaks_connections_refuses_new_ones_and_comes_back
     assert len(nginx.requests()) == before + 1
 
 
-def test_nginx_can_be_killed_in_the_middle_of_a_response(nginx, shard, http, proxy):
+def test_nginx_can_be_killed_in_the_middle_of_a_response(nginx, http, proxy):
     (nginx.folder / "a.tar").write_bytes(DATA * 16)
     faulty = proxy(nginx.url)
     held = faulty.hold(after=1000)

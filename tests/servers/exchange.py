@@ -184,12 +184,12 @@ class Answer:
             self.headers.set("Transfer-Encoding", "chunked" if framing == "chunked" else None)
             self.headers.set("Connection", "close" if framing == "closed" else None)
 
-    def resize(self, size, total=None):
-        """Say that the body has another size, in all headers that do; total is of the whole."""
+    def resize(self, size, *, is_all):
+        """Say that the body has another size, and with ``is_all`` that the whole ends there."""
         self.headers.set("Content-Length", size)
         if match := re.fullmatch(r"bytes (\d+)-\d+/(\d+)", self.headers.get("Content-Range")):
-            first = int(match[1])
-            self.headers.set("Content-Range", f"bytes {first}-{first + size - 1}/{total or match[2]}")
+            stop = int(match[1]) + size
+            self.headers.set("Content-Range", f"bytes {match[1]}-{stop - 1}/{stop if is_all else match[2]}")
 
 
 class Exchange:

@@ -44,7 +44,7 @@ READ_FAULTS = {
     "chunked body cut": GET | {"kind": "cut", "framing": "chunked"},
     "cut, no Content-Length": GET | {"kind": "cut", "framing": "closed"},
     "short body, headers agree": GET | {"kind": "short"},
-    "short body, headers and size agree": GET | {"kind": "short", "total": True},
+    "short body, headers and size agree": GET | {"kind": "short", "is_all": True},
     "empty 200": GET | {"kind": "empty"},
     "503 once": GET | {"kind": "status", "status": 503},
     "503 four times": GET | {"kind": "status", "status": 503, "times": 4},

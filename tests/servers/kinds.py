@@ -104,11 +104,11 @@ async def wrong_range(x, _rule, *, shift=1, total=None):
     await x.answer(answer)
 
 
-async def short(x, _rule, *, after=None, total=False):
-    """End the body early with headers that agree, the size of the whole too if ``total``."""
+async def short(x, _rule, *, after=None, is_all=False):
+    """End the body early, with headers that agree; with ``is_all`` they say that the whole ends there."""
     answer = await x.ask()
     position = answer.position(after)
-    answer.resize(position, total=position if total else None)
+    answer.resize(position, is_all=is_all)
     body = await join(answer.body)
     answer.body = only(body[:position])
     await x.answer(answer)
