@@ -256,6 +256,14 @@ class ShardIndex:
                 "make it again with 'shardkit index'",
                 url=url,
             ) from error
+        parts = (f"{field}:{part}" for field in self.facts.fields for part in ("offset", "size", "crc32"))
+        missing = {KEY, OFFSET, SIZE, *parts}.difference(self._parquet.schema_arrow.names)
+        if missing:
+            raise DatasetError(
+                f"{url}: lacks {', '.join(sorted(missing))}, which it should have for its fields; it is damaged, so "
+                "fetch it again, or make it again with 'shardkit index'",
+                url=url,
+            )
         if self._parquet.metadata.num_rows != self.facts.samples:
             raise DatasetError(
                 f"{url}: has {self._parquet.metadata.num_rows:,} rows for {self.facts.samples:,} samples; "

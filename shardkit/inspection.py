@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 
 from shardkit.codecs import Decoder
 from shardkit.compress import open_decompressed
-from shardkit.errors import SampleError, ShardError
+from shardkit.errors import SampleError, ShardError, SourceError, check_path
 from shardkit.index import ShardIndex, read_index
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest
 from shardkit.pixels import IMAGE_FIELDS
@@ -22,7 +22,7 @@ from shardkit.reader import ShardLocation, find_shards
 from shardkit.sample import KEY, split_name
 from shardkit.scan import group_members, range_reader
 from shardkit.schemes import storage_for
-from shardkit.storage import Storage, join
+from shardkit.storage import STDIN, Storage, join
 from shardkit.tar import read_members
 
 FILE_SYSTEM_BLOCK = 4096
@@ -309,11 +309,16 @@ def recognise_source(path: str) -> Literal["images", "files", "shards"]:
     Shards are whatever is no folder, and folders with a manifest or a tar in them. Class folders of images hold images
     only, and none at the top; to see this, about a thousand files are looked at.
 
+    Raises:
+        SourceError: Nothing has this name, and it is neither a pattern nor a URL.
+
     Example:
         >>> recognise_source("shards/train-{000000..000015}.tar")
         'shards'
     """
-    folder = Path(path)
+    folder = Path(check_path("source", path))
+    if not folder.exists() and path != STDIN and not set(path) & set("{*?[:"):
+        raise SourceError(f"{path}: does not exist; name a folder of images or of other files, or shards")
     if not folder.is_dir():
         return "shards"
     if any(inner.name == MANIFEST_NAME or inner.name.lower().endswith(SHARD_SUFFIXES) for inner in folder.iterdir()):

@@ -93,7 +93,7 @@ class LocalStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
-            with temporary.open("xb") as file, _named(url):
+            with _named(url), temporary.open("xb") as file:  # closing it writes too
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

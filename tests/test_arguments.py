@@ -1,5 +1,8 @@
 """Arguments that are wrong are errors when they are given, whose message says what was expected."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -122,10 +125,12 @@ def test_a_split_without_samples_is_said_to_have_none(tmp_path):
         ShardStream(tmp_path / "val")
 
 
-def test_a_full_disk_says_which_file_did_not_fit(tmp_path):
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_full_disk_says_which_file_did_not_fit(tmp_path, size):
     def write():
-        with LocalStorage().create(f"{tmp_path}/a.tar"):
-            raise OSError(28, "No space left on device")
+        with LocalStorage().create(f"{tmp_path}/a.tar") as file, Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), file.fileno())
+            file.write(bytes(size))  # a little is kept until the file is closed
 
     with pytest.raises(OSError, match=r"No space left on device: '.*a\.tar'"):
         write()

@@ -329,10 +329,14 @@ def test_a_source_is_recognised_by_what_is_in_it(photos, originals, bare, tmp_pa
     assert found == ["images", "files", "shards", "shards", "shards"]
     assert recognise_source(str(photos)) == "files"
     assert recognise_source(str(tmp_path / "bare")) == "shards"
+    assert recognise_source("-") == recognise_source("train-{0..3}.tar") == "shards"
 
 
 @pytest.mark.parametrize("command", ["verify", "ls", "stats", "index"])
 def test_what_is_not_there_is_one_line_of_error(command, tmp_path):
+    assert_is_one_line_of_error(
+        invoke("pack", tmp_path / "nothing", tmp_path / "a"), "does not exist; name a folder of"
+    )
     assert_is_one_line_of_error(invoke(command, tmp_path / "nothing"), "does not exist")
     assert_is_one_line_of_error(invoke(command, "gs://bucket/x"), "does not read or write gs: URLs")
 

@@ -133,6 +133,18 @@ def test_an_index_of_another_version_or_with_other_rows_is_refused(monkeypatch):
         ShardIndex(file, "x.parquet")
 
 
+@pytest.mark.parametrize("lost", ["__key__", "__offset__", "__size__", "txt:offset", "txt:size", "txt:crc32"])
+def test_an_index_that_lacks_a_column_is_refused(lost):
+    builder = IndexBuilder()
+    builder.add("a", 0, 1024, [("txt", 512, 3, 7)])
+    none = np.zeros(0, dtype=np.int64)
+    table = builder.table().drop_columns([lost])
+    write_index(file := io.BytesIO(), table, facts(1, ["txt"]), BlockTable(none, none, none, none, none))
+
+    with pytest.raises(DatasetError, match=f"x.parquet: lacks {lost}, which it should have for its fields"):
+        ShardIndex(file, "x.parquet")
+
+
 def test_a_parquet_file_of_somebody_else_is_no_index():
     import pyarrow as pa
     import pyarrow.parquet as pq
