@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.servers.ceph import Ceph
 from tests.servers.faults import FaultProxy
 from tests.servers.processes import Processes
 from tests.servers.programs import Moto, Nginx, Proxies
@@ -56,6 +57,13 @@ def nginx(processes, tmp_path, authority):
 def moto(processes, tmp_path_factory):
     """Provide an S3 server in memory."""
     with Moto(processes, tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph(processes, tmp_path_factory):
+    """Provide a real S3 server."""
+    with Ceph(processes, tmp_path_factory.mktemp("ceph")) as server:
         yield server
 
 

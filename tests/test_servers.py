@@ -2,14 +2,20 @@
 
 import contextlib
 import hashlib
+import os
+import select
+import signal
 import socket
+import subprocess
+import sys
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 
 import botocore.exceptions
 import pytest
 import urllib3
 
-from tests.servers.processes import Port, wait_until
+from tests.servers.processes import ROOT, Port, wait_until
 
 DATA = bytes(range(256)) * 4096
 
@@ -101,6 +107,41 @@ def test_nginx_can_be_killed_in_the_middle_of_a_response(nginx, http, proxy):
     assert http.request("GET", f"{faulty.url}/a.tar").data == DATA * 16
 
 
+# A session of pytest that says which processes it has started, and waits for its end.
+SESSION = """
+import signal
+from pathlib import Path
+
+def test_all(nginx, moto, ceph, proxies, processes):
+    started = [*processes.running, processes.watchdog]
+    Path("pids.new").write_text(" ".join(str(process.pid) for process in started))
+    Path("pids.new").rename("pids")
+    signal.pause()
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_no_server_outlives_pytest(tmp_path, ending):
+    (tmp_path / "test_session.py").write_text(SESSION)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "test_session.py"]
+    with (tmp_path / "log").open("wb") as log:
+        session = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    wait_until((tmp_path / "pids").exists, session, tmp_path / "log")
+    with contextlib.ExitStack() as stack:
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        started = [os.pidfd_open(pid) for pid in pids]
+        for descriptor in started:
+            stack.callback(os.close, descriptor)
+        session.send_signal(ending)
+        session.wait(60)
+
+        assert len(started) == 7  # nginx, moto, the proxies' program, three of Ceph's, and the watchdog
+        for descriptor in started:
+            assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+
+
 def test_a_port_is_refused_and_kept_while_no_server_listens():
     port = Port()
     with contextlib.closing(port), socket.socket() as other:
@@ -113,12 +154,12 @@ def test_a_server_that_cannot_start_says_why(processes, tmp_path):
     log = tmp_path / "log"
     process = processes.start(["nginx", "-e", "stderr", "-c", tmp_path / "none.conf"], log)
 
-    with pytest.raises(RuntimeError, match=r"nginx has ended with status 1; it said:\n.*none.conf"):
+    with pytest.raises(RuntimeError, match=r"nginx .* has ended with 1; it said:\n.*none.conf"):
         wait_until(lambda: False, process, log)
     processes.kill(process)
 
 
-@pytest.fixture(params=["moto"])
+@pytest.fixture(params=["moto", "ceph"])
 def s3(request):
     """Return each server that speaks S3."""
     return request.getfixturevalue(request.param)
@@ -186,3 +227,65 @@ def test_requests_pass_through_the_proxy_with_their_signature(s3, proxy):
     assert (put["method"], put["received"], put["sent"], put["status"]) == ("PUT", len(DATA), 0, 200)
     assert (get["method"], get["received"], get["sent"], get["status"]) == ("GET", 0, len(DATA), 200)
     assert put["headers"]["authorization"].startswith(f"AWS4-HMAC-SHA256 Credential={s3.key}/")
+
+
+def test_ceph_refuses_a_signature_that_is_wrong(ceph, http):
+    bucket = ceph.make_bucket()
+    with ceph.client() as client:
+        client.put_object(Bucket=bucket, Key="a", Body=DATA)
+        url = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "a"})
+
+    assert http.request("GET", url.partition("?")[0]).status == 403
+    assert http.request("GET", url.replace("Signature=", "Signature=0")).status == 403
+    assert http.request("HEAD", url).status == 403
+
+
+def test_ceph_refuses_a_signed_url_that_has_run_out(ceph, http):
+    bucket = ceph.make_bucket()
+    with ceph.client() as client:
+        url = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "a"}, ExpiresIn=-1)
+
+    assert http.request("GET", url).status == 403
+
+
+def test_ceph_refuses_data_that_has_changed_on_its_way(ceph, proxy):
+    bucket = ceph.make_bucket()
+    faulty = proxy(ceph.url)
+    faulty.inject("bit flip in PUT")
+    with ceph.client(faulty.url) as client, pytest.raises(botocore.exceptions.ClientError):
+        client.put_object(Bucket=bucket, Key="a", Body=DATA, ContentMD5=b64encode(hashlib.md5(DATA).digest()).decode())
+    with ceph.client() as client:
+        assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+
+
+def test_ceph_does_not_publish_an_upload_that_was_cut(ceph, proxy):
+    bucket = ceph.make_bucket()
+    faulty = proxy(ceph.url)
+    faulty.inject("PUT cut")
+    with ceph.client(faulty.url) as client, pytest.raises(botocore.exceptions.ConnectionClosedError):
+        client.put_object(Bucket=bucket, Key="a", Body=DATA)
+    with ceph.client() as client:
+        assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+
+
+def read_all(client, bucket):
+    return client.get_object(Bucket=bucket, Key="a")["Body"].read()
+
+
+def test_ceph_that_is_killed_in_the_middle_of_a_response_comes_back_with_what_it_has(ceph, proxy):
+    bucket = ceph.make_bucket()
+    faulty = proxy(ceph.url)
+    held = faulty.hold(after=1000)
+    with ceph.client(faulty.url) as client, ThreadPoolExecutor(1) as thread:
+        client.put_object(Bucket=bucket, Key="a", Body=DATA * 16)
+        reading = thread.submit(read_all, client, bucket)
+        held.wait()
+        ceph.kill()
+        assert not ceph.port.answers()
+        ceph.start()
+        held.release()
+
+        with pytest.raises(botocore.exceptions.BotoCoreError):
+            reading.result()
+        assert read_all(client, bucket) == DATA * 16
+        client.put_object(Bucket=ceph.make_bucket(), Key="a", Body=DATA)

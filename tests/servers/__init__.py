@@ -8,12 +8,17 @@ Fixtures (``tests/conftest.py``) start them where a test asks for one:
     that only ``nginx.ca_file`` knows. ``nginx.requests()`` are the requests that it has answered so far.
 ``moto``
     An S3 server in memory, with AWS's rules for conditional writes. It checks no signature and no checksum.
+``ceph``
+    A real S3 server, Ceph's. It checks signatures and Content-MD5, lets signed URLs run out, and is killed without a
+    loss: ``ceph.kill()`` and ``ceph.start()`` are about the gateway, and objects stay. It heeds If-None-Match in a PUT,
+    not in the completion of an upload in parts.
 ``proxy``
     Makes a proxy before a server, which injects faults: ``faulty = proxy(nginx.url)``, ``faulty.inject("503 once")``.
     See ``faults.py``.
 
-``moto`` is started once in each process of pytest: make a bucket of your own by ``moto.make_bucket()``. Its ``url``,
-``key``, ``secret`` and ``client()`` are what boto3 needs. A server that is killed comes back at the same port::
+``moto`` and ``ceph`` are started once in each process of pytest, which takes a second or two: each test makes a bucket of
+its own, by ``ceph.make_bucket()``. Their ``url``, ``key``, ``secret``, ``region`` and ``client()`` are what boto3 needs. A
+server that is killed comes back at the same port::
 
     nginx.kill()  # as kill -9 does: connections break, new ones are refused
     nginx.start()

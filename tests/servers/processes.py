@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -43,6 +42,14 @@ class Processes:
         self._tell(f"+{process.pid}")
         self.running.append(process)
         return process
+
+    def run(self, command, log):
+        """Run a program to its end; fail with what it said unless it succeeds."""
+        process = self.start(command, log)
+        process.wait(READY_SECONDS)
+        self.kill(process)
+        if process.returncode:
+            fail(process, log)
 
     def kill(self, process):
         """End a program as ``kill -9`` does, and wait until it is gone."""
@@ -100,12 +107,13 @@ def wait_until(is_ready, process, log):
                 break
     finally:
         os.close(ended)
-    state = "is not ready" if process.poll() is None else f"has ended with {signal_or_status(process.returncode)}"
+    fail(process, log)
+
+
+def fail(process, log):
+    """Raise an error that has what a program said."""
+    status = process.poll()
+    state = "is not ready" if status is None else f"has ended with {status}"
     said = Path(log).read_text(errors="replace")[-4000:]
-    message = f"{process.args[0]} {state}; it said:\n{said}"
+    message = f"{' '.join(process.args)} {state}; it said:\n{said}"
     raise RuntimeError(message)
-
-
-def signal_or_status(returncode):
-    """Return what a program has ended by, in words."""
-    return signal.Signals(-returncode).name if returncode < 0 else f"status {returncode}"
