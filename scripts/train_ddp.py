@@ -36,20 +36,19 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
+def train(options: argparse.Namespace, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Train for some epochs, or for what an earlier run left of them."""
-    torch.manual_seed(options.seed)  # the same network on every rank
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
     dataset = shardkit.ShardDataset(options.dataset, fields={"image": "png;jpg", "label": "cls"})
     # Each rank has its share, so that a step is of about as many samples on any number of ranks.
     batch_size = max(1, options.batch_size // world_size)
     loader = shardkit.ShardLoader(dataset, batch_size, seed=options.seed, num_workers=options.num_workers)
-    network = DistributedDataParallel(make_network(options.classes))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    network = DistributedDataParallel(module)
 
     step = 0
     if options.checkpoint.exists():
         checkpoint = torch.load(options.checkpoint, weights_only=True)
-        network.module.load_state_dict(checkpoint["network"])
+        module.load_state_dict(checkpoint["network"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         loader.load_state_dict(checkpoint["loader"])
         step = checkpoint["step"]
@@ -57,20 +56,20 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     while loader.epoch < options.epochs:
         epoch = loader.epoch
         for batch in loader:
+            step += 1
+            if options.log_keys:  # before the ranks wait for each other: what a checkpoint counts is in all the lists
+                with (options.log_keys / f"rank{rank}.txt").open("a") as file:
+                    file.write("".join(f"{epoch}\t{step}\t{key}\n" for key in batch["__key__"]))
             loss = nn.functional.cross_entropy(network(batch["image"] / 255), batch["label"])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            step += 1
-            if options.log_keys:
-                with (options.log_keys / f"rank{rank}.txt").open("a") as file:
-                    file.write("".join(f"{epoch}\t{step}\t{key}\n" for key in batch["__key__"]))
             if step % options.checkpoint_every == 0 and rank == 0:
                 print(f"epoch {epoch}, step {step}: loss {loss.item():.3f}", flush=True)
-                state = {"network": network.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                state = {"network": module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                 save_checkpoint(options.checkpoint, {**state, "loader": loader.state_dict()})
     if rank == 0:
-        state = {"network": network.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        state = {"network": module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         save_checkpoint(options.checkpoint, {**state, "loader": loader.state_dict()})
 
 
@@ -88,13 +87,18 @@ def main() -> None:
     parser.add_argument("--log-keys", type=Path, help="a folder for lists of what each process has trained on")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    torch.manual_seed(options.seed)  # the same network on every rank
+    network = make_network(options.classes)
+    # The first optimizer imports modules that, up to torch 2.13 at least, would keep a process group that is there
+    # already for ever; and threads that a gloo group still has when Python ends may abort the process.
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     if "RANK" in os.environ:  # torchrun started it
         distributed.init_process_group("gloo")
     else:
         store = distributed.HashStore()  # type: ignore[attr-defined] # it is public, and has no stub
         distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
     try:
-        train(options, distributed.get_rank(), distributed.get_world_size())
+        train(options, network, optimizer)
     finally:
         distributed.destroy_process_group()
 
