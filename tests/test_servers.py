@@ -150,6 +150,11 @@ def test_a_port_is_refused_and_kept_while_no_server_listens():
             other.bind(("127.0.0.1", port.number))
 
 
+def test_a_program_that_is_not_installed_is_named(processes, tmp_path):
+    with pytest.raises(RuntimeError, match=r"shardkitd is not installed; scripts/test installs"):
+        processes.start(["shardkitd"], tmp_path / "log")
+
+
 def test_a_server_that_cannot_start_says_why(processes, tmp_path):
     log = tmp_path / "log"
     process = processes.start(["nginx", "-e", "stderr", "-c", tmp_path / "none.conf"], log)

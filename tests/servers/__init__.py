@@ -16,9 +16,9 @@ Fixtures (``tests/conftest.py``) start them where a test asks for one:
     Makes a proxy before a server, which injects faults: ``faulty = proxy(nginx.url)``, ``faulty.inject("503 once")``.
     See ``faults.py``.
 
-``moto`` and ``ceph`` are started once in each process of pytest, which takes a second or two: each test makes a bucket of
-its own, by ``ceph.make_bucket()``. Their ``url``, ``key``, ``secret``, ``region`` and ``client()`` are what boto3 needs. A
-server that is killed comes back at the same port::
+``moto`` and ``ceph`` are started once in each process of pytest, which takes a second or two: each test makes a bucket
+of its own, by ``ceph.make_bucket()``. Their ``url``, ``key``, ``secret``, ``region`` and ``client()`` are what boto3
+needs. A server that is killed comes back at the same port::
 
     nginx.kill()  # as kill -9 does: connections break, new ones are refused
     nginx.start()

@@ -18,9 +18,9 @@ The first rule that takes a request is followed. A rule takes one request, or as
 ``faulty.log()`` has every request. ``faulty.distance(rtt=0.03, rate=10e6, connections=16)`` makes it a server far away.
 
 Not faults of a proxy: a host that does not exist (``nowhere.invalid``), a signed URL that has run out (``ceph`` refuses
-it), a server that is killed (``nginx.kill()``), a shard that was cut. Rules that change what a request asks for ("Range ignored", and
-"overwritten mid-read, If-Match ignored") break a signature that covers headers: use them before ``moto``, which checks
-none, or on signed URLs.
+it), a server that is killed (``nginx.kill()``), a shard that was cut. Rules that change what a request asks for ("Range
+ignored", and "overwritten mid-read, If-Match ignored") break a signature that covers headers: use them before ``moto``,
+which checks none, or on signed URLs.
 """
 
 import http.client

@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,9 @@ class Processes:
         """Return a running program; what it says is added to the file ``log``. No setting of Python's is handed on."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment["PATH"] += ":/usr/sbin"  # nginx is there, and not every user has it on PATH
+        if not shutil.which(command[0], path=environment["PATH"]):
+            message = f"{command[0]} is not installed; scripts/test installs what tests need"
+            raise RuntimeError(message)
         with Path(log).open("ab") as file:
             process = subprocess.Popen(
                 [str(word) for word in command],
