@@ -160,8 +160,8 @@ def list_shards(
     """Yield what is known of each shard: URL, samples, sizes, compression, whether it has an index."""
     for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
         entry = shard.location.shard
-        samples = entry.samples if entry else sum(1 for _ in shard.samples())
         size = entry.file_size if entry else shard.storage.info(shard.url).size
+        samples = entry.samples if entry else sum(1 for _ in shard.samples())
         kind = entry.compression if entry else ""
         yield {"url": shard.url, "samples": samples, "bytes": size, "compression": kind, "indexed": entry is not None}
 
@@ -265,6 +265,7 @@ def compute_statistics(
         DatasetError: Nothing is found, or an index is damaged.
         ShardError: A shard without an index is damaged.
         CodecError: A class is no number.
+        ArgumentError: It is standard input, which can be read only once.
     """
     manifest, shards = _open(urls, storage_options, allow_any_url=allow_any_url)
     sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -273,6 +274,7 @@ def compute_statistics(
     files = []
     decoder = Decoder()
     for shard in shards:
+        files.append(shard.storage.info(shard.url).size)
         by_field: dict[str, list[int]] = {}
         for sample in shard.samples():
             samples += 1
@@ -284,7 +286,6 @@ def compute_statistics(
             values = Counter(shard.field_values("cls"))
             for data, count in values.items():
                 labels[decoder.decode("cls", data, url=shard.url)] += count
-        files.append(shard.storage.info(shard.url).size)
         if shard.location.index_url:
             files.append(shard.storage.info(shard.location.index_url).size)
     if manifest:

@@ -52,6 +52,8 @@ class LocalStorage:
 
     def info(self, url: str) -> FileInfo:
         """See ``Storage.info``."""
+        if url == STDIN:
+            raise ArgumentError("standard input has no size and can be read only once; write it to a file first")
         status = local_path(url).stat()
         return FileInfo(url, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
 

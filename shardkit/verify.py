@@ -127,7 +127,7 @@ def verify(
 
     Raises:
         DatasetError: There is nothing to verify.
-        ArgumentError: The URL cannot be read.
+        ArgumentError: The URL cannot be read, or is standard input, which can be read only once.
 
     Example:
         >>> import tempfile

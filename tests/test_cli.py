@@ -341,6 +341,11 @@ def test_what_is_not_there_is_one_line_of_error(command, tmp_path):
     assert_is_one_line_of_error(invoke(command, "gs://bucket/x"), "does not read or write gs: URLs")
 
 
+@pytest.mark.parametrize("arguments", [["verify"], ["stats"], ["ls", "--shards"]])
+def test_what_reads_shards_twice_refuses_standard_input(arguments):
+    assert_is_one_line_of_error(invoke(*arguments, "-"), "standard input has no size and can be read only once; write")
+
+
 def test_an_error_of_the_operating_system_is_one_line_too(bare):
     assert_is_one_line_of_error(invoke("ls", bare / "missing.tar"), "missing.tar: No such file or directory")
 

@@ -307,14 +307,15 @@ def with_value(name, value, row=3):
         (with_value("__size__", 512), "has 1 rows that are not"),
         (with_value("txt:crc32", 7), "has 1 rows that are not"),
         (with_value("txt:offset", None), "has 1 rows that are not"),
-        (lambda table: table.drop_columns(["txt:crc32"]), "has other columns"),
-        (lambda table: table.drop_columns(["__offset__"]), "has the columns"),
+        (lambda table: table.drop_columns(["txt:crc32"]), "lacks txt:crc32"),
+        (lambda table: table.drop_columns(["__offset__"]), "lacks __offset__"),
+        (lambda table: table.append_column("x:size", table.column("txt:size")), "has other columns"),
         (
             lambda table: table.rename_columns([n.replace("ource", "ourcx") for n in table.column_names]),
             "has the columns",
         ),
     ],
-    ids=["key", "size", "crc32", "missing", "no crc32", "no offset", "no source"],
+    ids=["key", "size", "crc32", "missing", "no crc32", "no offset", "more", "no source"],
 )
 def test_rows_of_an_index_that_are_not_what_the_shard_is_are_reported(change, message, dataset):
     folder = dataset()
