@@ -105,6 +105,7 @@ def _fail(error: Exception) -> NoReturn:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = text.replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
     typer.echo(f"error: {' '.join(text.split())}", err=True)
     raise typer.Exit(EXIT_ERROR)
 

@@ -65,7 +65,8 @@ class Target:
         self._unfinished = self._earlier is not None
         self._replace = False
         if self._earlier is None and (manifest := self._read(MANIFEST_NAME)) is not None:
-            self._earlier = manifest.get("packed", {})
+            packed = manifest.get("packed")
+            self._earlier = packed if isinstance(packed, dict) else {}
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
@@ -88,7 +89,7 @@ class Target:
             if same:
                 return
             if not (self._unfinished and "request" in earlier and "plan" not in earlier):  # it wrote no shard yet
-                raise self._refuse(_differences(earlier.get("request") or {}, self._request))
+                raise self._refuse(_differences(earlier.get("request"), self._request))
             self._replace = True
         else:
             self._replace = overwrite or (self._unfinished and same)
@@ -209,8 +210,8 @@ def _constant(value: object) -> bytes:
     return b" ".join(map(_constant, value)) if isinstance(value, tuple) else repr(value).encode()
 
 
-def _differences(earlier: Mapping[str, Any], request: Mapping[str, Any]) -> str:
-    names = [name for name in request if earlier.get(name) != request[name]]
-    if len(names) == len(request):
+def _differences(earlier: object, request: Mapping[str, Any]) -> str:
+    if not isinstance(earlier, dict) or not earlier:
         return "it was not written by this pack"
+    names = [name for name in request if earlier.get(name) != request[name]]
     return ", ".join(f"{name} (there {earlier.get(name)!r}, here {request[name]!r})" for name in names)

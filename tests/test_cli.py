@@ -350,6 +350,14 @@ def test_an_error_of_the_operating_system_is_one_line_too(bare):
     assert_is_one_line_of_error(invoke("ls", bare / "missing.tar"), "missing.tar: No such file or directory")
 
 
+def test_what_an_error_says_to_do_is_an_option_that_there_is(dataset, photos, tmp_path):
+    folder = dataset()
+    assert invoke("index", folder / "train-000000.tar", "--out", tmp_path / "out").exit_code == 0
+
+    assert_is_one_line_of_error(invoke("pack", "--kind=images", photos, folder), "or pass --overwrite to replace it")
+    assert_is_one_line_of_error(invoke("ls", tmp_path / "out"), "if you trust who wrote it, pass --allow-any-url")
+
+
 def test_a_command_that_is_not_there_is_an_error_of_use():
     result = invoke("unpack")
 

@@ -805,6 +805,16 @@ def test_other_arguments_in_the_same_folder_are_refused_by_name(
     assert contents(interrupted) == contents(tmp_path / "clean/ds")
 
 
+@pytest.mark.parametrize("manifest", ["{}", '{"packed": 3}', '{"packed": {"request": [1]}}', "[]", "no JSON"])
+def test_a_dataset_that_no_pack_wrote_is_refused_and_stays(tmp_path, images, manifest):
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds/manifest.json").write_text(manifest)
+
+    with pytest.raises(DatasetExistsError, match="of another pack; what differs: it was not written by this pack"):
+        quiet(ImageFolder(images), tmp_path / "ds")
+    assert (tmp_path / "ds/manifest.json").read_text() == manifest
+
+
 def test_a_function_whose_code_changed_is_another_function(tmp_path, images):
     def version(number):
         namespace = {}
