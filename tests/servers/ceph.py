@@ -21,8 +21,7 @@ run dir = {home}
 mon data = {home}/mon
 osd data = {home}/osd
 rgw data = {home}/rgw
-log file =
-log to stderr = true
+log file = {home}/$name.log
 
 # One store, and what is in it exists once.
 osd objectstore = memstore
@@ -35,7 +34,7 @@ osd pool default pgp num = 4
 osd pool default pg autoscale mode = off
 mon max pg per osd = 1000
 osd crush chooseleaf type = 0
-# Without authentication the store cannot do these itself.
+# Without authentication, what the store would tell the monitor of itself as it starts is refused at times.
 osd class update on start = false
 osd crush update on start = false
 
@@ -79,18 +78,18 @@ class Ceph(S3Server):
 
     def make_cluster(self):
         """Start what the gateway stores things in, and make its user."""
-        home, fsid, osd = self.home, str(uuid.uuid4()), str(uuid.uuid4())
+        home, fsid = self.home, str(uuid.uuid4())
         for folder in ("mon", "osd", "rgw"):
             (home / folder).mkdir()
         ports = {"port": self.port.number, "mon_port": self.mon_port.number}
         (home / "ceph.conf").write_text(CONF.format(home=home, fsid=fsid, **ports))
         address = f"[v1:127.0.0.1:{self.mon_port.number}]"
         self.do("monmaptool", "--create", "--fsid", fsid, "--addv", "a", address, home / "monmap")
-        self.do("ceph-mon", "-i", "a", "--mkfs", "--monmap", home / "monmap")
+        # The monitor knows of its one store from the beginning, so that nobody has to tell it.
+        self.do("osdmaptool", "--createsimple", "1", home / "osdmap")
+        self.do("ceph-mon", "-i", "a", "--mkfs", "--monmap", home / "monmap", "--osdmap", home / "osdmap")
         self.put_behind("ceph-mon", "-i", "a", "-f", ready=self.mon_port.answers)
-        self.do("ceph", "osd", "new", osd, "0")
-        self.do("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
-        self.do("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
+        self.do("ceph-osd", "-i", "0", "--mkfs")
         self.put_behind("ceph-osd", "-i", "0", "-f")
         names = ["--uid=shardkit", "--display-name=shardkit", f"--access-key={self.key}", f"--secret={self.secret}"]
         self.do("radosgw-admin", "user", "create", *names)
@@ -105,7 +104,7 @@ class Ceph(S3Server):
 
     def put_behind(self, program, *arguments, ready=lambda: True):
         """Start a program that the gateway needs."""
-        log = self.home / f"{program}.log"
+        log = self.home / "said.log"
         process = self.processes.start(self.with_conf(program, *arguments), log)
         self.behind.append(process)
         wait_until(ready, process, log)
