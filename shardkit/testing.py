@@ -2,15 +2,21 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from shardkit.errors import ArgumentError, check_whole
 from shardkit.hashing import Permutation, derive
+from shardkit.sample import KEY
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
+
+_END = object()
 
 
 class ResumableLoader(Protocol):
@@ -38,9 +44,10 @@ def assert_resumes_anywhere(
 ) -> None:
     """Check that a loader that is stopped between any two batches, and resumed in a new one, goes on exactly there.
 
-    An undisturbed loader says what is expected. Then others are stopped after 0, 1, 2, ... batches, also after the last
-    one before the epoch's end is noticed and after that, and left; each state goes through JSON into a new loader,
-    which must give what remains of that epoch and all of the epochs after it, the same values in the same order.
+    An undisturbed loader says what is expected. Then others are stopped before they begin, after 0, 1, 2, ... batches,
+    also after the last one before the epoch's end is noticed and after that, and left; each state goes through JSON
+    into a new loader, which must give what remains of that epoch and all of the epochs after it, the same values in the
+    same order. Such ones are stopped again after their first batch, and what remains of the epoch must come once more.
 
     Args:
         make_loader: Returns a new loader, always of the same kind.
@@ -52,6 +59,7 @@ def assert_resumes_anywhere(
 
     Raises:
         AssertionError: It does not. The message says where it was stopped and what came instead.
+        ArgumentError: An argument is out of range.
 
     Example:
         >>> import tempfile, shardkit
@@ -60,59 +68,100 @@ def assert_resumes_anywhere(
         >>> dataset = shardkit.ShardDataset(folder)
         >>> assert_resumes_anywhere(lambda: shardkit.ShardLoader(dataset, batch_size=3))
     """
+    epochs, max_stops = check_whole("epochs", epochs, least=1), check_whole("max_stops", max_stops, least=1)
     loader = make_loader()
     expected = [list(loader) for _ in range(epochs)]
+    if not any(expected):
+        raise AssertionError(f"the loader has no batches in {epochs} epochs, so nothing can be said of it")
     again = make_loader()
     for epoch, batches in enumerate(expected):
-        _compare(list(again), batches, f"two new loaders do not agree: epoch {epoch}", by_key=False)
+        where = f"two loaders of make_loader, which should be new ones, do not agree: epoch {epoch}"
+        _compare(again, batches, where)
     stops = [(epoch, count) for epoch in range(epochs) for count in range(len(expected[epoch]) + 2)]
-    for epoch, count in _some(stops, max_stops):
-        stopped = make_loader()
-        for _ in range(epoch):
-            for _ in stopped:
-                pass
-        iterator = iter(stopped)
-        taken = list(islice(iterator, count))  # one more than there are batches: the end is noticed
-        where = f"stopped after {len(taken)} batches of epoch {epoch}"
-        if count > len(expected[epoch]):
-            where += ", at its end"
-        state = stopped.state_dict()
-        copy = json.loads(json.dumps(state))
-        if copy != state:
-            raise AssertionError(f"{where}: JSON does not keep the state {state!r}; keep it to text, numbers, lists")
-        _compare(
-            list(iterator), expected[epoch][count:], f"{where}, and went on: state_dict() disturbed it", by_key=False
-        )
-        resumed = (resume_with or make_loader)()
-        resumed.load_state_dict(copy)
-        rest = [expected[epoch][count:], *expected[epoch + 1 :]]
-        if count > len(expected[epoch]):
-            rest = rest[1:]
+    stopped = [_stop(make_loader(), expected, *stop) for stop in _some([(0, None), *stops], max_stops)]
+    make_other, by_key = resume_with or make_loader, resume_with is not None
+    for where, state, rest in stopped:
+        resumed = make_other()
+        resumed.load_state_dict(state)
         for later, batches in enumerate(rest):
-            what = "the rest" if later == 0 and count <= len(expected[epoch]) else "a later epoch"
-            _compare(list(resumed), batches, f"{where}, and resumed: {what}", by_key=resume_with is not None)
+            what = f"{later} epochs later" if later else "the rest"
+            _compare(resumed, batches, f"{where}, and resumed: {what}", by_key=by_key)
+    for where, state, rest in stopped:
+        if rest and rest[0]:
+            resumed, again = make_other(), make_other()
+            resumed.load_state_dict(state)
+            first = list(islice(resumed, 1))
+            again.load_state_dict(_through_json(resumed.state_dict(), f"{where}, and resumed"))
+            where_again = f"{where}, resumed, stopped after a batch, and resumed again"
+            _compare(chain(first, again), rest[0], where_again, by_key=by_key)
 
 
-def _some(stops: Sequence[tuple[int, int]], at_most: int) -> Iterable[tuple[int, int]]:
+class _Stopped(NamedTuple):
+    where: str
+    state: dict[str, Any]
+    rest: list[list[Any]]  # what is expected of the epoch that the next iter() is, and of those after it
+
+
+def _stop(loader: ResumableLoader, expected: list[list[Any]], epoch: int, count: int | None) -> _Stopped:
+    """Stop a new loader after so many batches of an epoch, None for before it begins; it must go on undisturbed."""
+    for _ in range(epoch):
+        for _ in loader:
+            pass
+    iterator = iter(()) if count is None else iter(loader)
+    taken = list(islice(iterator, count))  # one more than there are batches: the end is noticed
+    where = "stopped before it began" if count is None else f"stopped after {len(taken)} batches of epoch {epoch}"
+    rest = [expected[epoch][len(taken) :], *expected[epoch + 1 :]]
+    if len(taken) < (count or 0):
+        where += ", at its end"
+        rest = rest[1:]
+    state = loader.state_dict()
+    copy = _through_json(state, where)
+    if count is not None:
+        _compare(iterator, expected[epoch][len(taken) :], f"{where}, and went on: state_dict() disturbed it")
+    if state != copy:
+        raise AssertionError(f"{where}, and went on: the state that it had returned changed from {copy} to {state}")
+    return _Stopped(where, copy, rest)
+
+
+def _through_json(state: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what JSON makes of a state, which must be the same."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{where}: the state {state!r} is no JSON: {error}") from error
+    if copy != state:
+        raise AssertionError(f"{where}: JSON makes {copy!r} of the state {state!r}; keep it to text, numbers, lists")
+    return copy
+
+
+def _some(stops: Sequence[T], at_most: int) -> Iterable[T]:
     if len(stops) <= at_most:
         return stops
     order = Permutation(len(stops), key=derive(at_most)).forward(np.arange(at_most)).tolist()
     return [stops[i] for i in sorted({0, len(stops) - 1, *order})]
 
 
-def _compare(found: list[Any], expected: list[Any], where: str, *, by_key: bool) -> None:
+def _compare(found: Iterable[Any], expected: Sequence[Any], where: str, *, by_key: bool = False) -> None:
     if by_key:
-        found, expected = _keys(found), _keys(expected)
+        found, expected = _keys(found), list(_keys(expected))
     unit = "samples" if by_key else "batches"
-    for number, (one, other) in enumerate(zip(found, expected, strict=False)):
+    iterator = iter(found)
+    for number, other in enumerate(expected):
+        one = next(iterator, _END)
+        if one is _END:
+            raise AssertionError(f"{where}: {number} {unit} came, expected {len(expected)}")
         if not _equal(one, other):
             raise AssertionError(f"{where}: of its {unit}, number {number} is {_short(one)}, expected {_short(other)}")
-    if len(found) != len(expected):
-        raise AssertionError(f"{where}: {len(found)} {unit} came, expected {len(expected)}")
+    one = next(iterator, _END)  # one more is enough to know: it may never end
+    if one is not _END:
+        raise AssertionError(f"{where}: more than {len(expected)} {unit} came, the next is {_short(one)}")
 
 
-def _keys(batches: Iterable[Any]) -> list[Any]:
-    return [key for batch in batches for key in batch["__key__"]]
+def _keys(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        if not isinstance(batch, Mapping) or KEY not in batch:
+            raise ArgumentError(f"resume_with: needs batches that are dicts with {KEY!r}, got {_short(batch)}")
+        yield from batch[KEY]
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -127,9 +176,9 @@ def _equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, torch.Tensor):
         return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(_bits(one), _bits(other))
-    if isinstance(one, np.ndarray):
+    if isinstance(one, np.ndarray | np.generic):
         return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
-    return bool(one == other) or repr(one) == repr(other) == "nan"
+    return one.hex() == other.hex() if isinstance(one, float) else bool(one == other)
 
 
 def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
@@ -139,7 +188,7 @@ def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, Mapping) and "__key__" in value:
-        value = value["__key__"]
+    if isinstance(value, Mapping) and KEY in value:
+        value = value[KEY]
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
