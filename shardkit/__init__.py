@@ -27,6 +27,10 @@ The modules, in the order of a sample's way. Each imports only from those above 
     pixels        arrays of pixels <-> image files
     codecs        a field's value <-> bytes
     columns       fields -> values in the index
+    rng           random numbers for one sample
+    resize        a box of pixels -> an image of another size
+    boxes         an image file -> the pixels of a box of it
+    image         images -> images of one size, for batches
     transforms    what was read -> what a training loop gets
     headers       what a tar header says <-> its 512 bytes
     tar           members <-> bytes
@@ -100,14 +104,15 @@ from shardkit.errors import (
     UnfinishedDatasetError,
     WorkerError,
 )
+from shardkit.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from shardkit.indexing import index_shards
 from shardkit.loader import ShardLoader
 from shardkit.manifest import Manifest, Shard, read_manifest
 from shardkit.pack import pack
 from shardkit.report import ShuffleReport, shuffle_report
+from shardkit.rng import Rng
 from shardkit.shard_source import ShardSource
 from shardkit.sources import FileFolder, ImageFolder
-from shardkit.transforms import Rng
 from shardkit.verify import DamagedShard, Problem, VerifyReport, verify
 from shardkit.writer import ShardWriter
 
@@ -127,6 +132,9 @@ __all__ = [
     "Manifest",
     "MissingExtraError",
     "Problem",
+    "RandomResizedCrop",
+    "Resize",
+    "ResizeCenterCrop",
     "Rng",
     "SampleError",
     "Shard",

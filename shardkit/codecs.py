@@ -147,13 +147,18 @@ class Decoder:
         try:
             return self._decode(field.lower().split("."), bytes(data))
         except Exception as error:
-            raise CodecError(
-                f"{_place(field, key, url)} cannot be decoded: {_cause(error)}; repair the sample or leave it "
-                "out, as a stream or a loader does with on_error='skip'",
-                url=url,
-                key=key,
-                field=field,
-            ) from error
+            raise undecodable(error, field, key=key, url=url) from error
+
+    def takes_as_image(self, field: str) -> bool:
+        """Return whether a field is decoded as an image, and not by a registered codec.
+
+        Example:
+            >>> Decoder().takes_as_image("seg.png"), Decoder().takes_as_image("png.gz")
+            (True, False)
+        """
+        component = field.lower().rpartition(".")[2]
+        codec = self.codecs.get(component)
+        return component in IMAGE_FIELDS and not (codec and codec.decode)
 
     def decode_sample(self, sample: Sample) -> Sample:
         """Return the sample with the values of all its fields. Names with ``_`` in front, and None, stay as they are.
@@ -208,6 +213,17 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
     if component in decoder.codecs or component in _COMPRESSED:
         return None
     return _LIGHT.get(component, None if component in _BUILTIN else LightKind.BYTES)
+
+
+def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
+    """Return the error of a field that cannot be decoded, for a cause."""
+    return CodecError(
+        f"{_place(field, key, url)} cannot be decoded: {_cause(error)}; repair the sample or leave it "
+        "out, as a stream or a loader does with on_error='skip'",
+        url=url,
+        key=key,
+        field=field,
+    )
 
 
 def encode(field: str, value: object, *, key: str = "", codecs: Mapping[str, Codec] | None = None) -> bytes:

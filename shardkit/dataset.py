@@ -17,8 +17,9 @@ from shardkit.filters import Where, select_samples
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
 from shardkit.manifest import read_manifest
 from shardkit.order import OrderPlan, default_lanes
+from shardkit.rng import Rng
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
-from shardkit.transforms import Rng, Transform, decode_fields, parse_decode
+from shardkit.transforms import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
 
 IntArray = npt.NDArray[np.int64]
 
@@ -100,7 +101,7 @@ class ShardDataset:
         fields: Sequence[str] | Mapping[str, str] | None = None,
         decode: bool | Decoder = True,
         where: "Where | None" = None,
-        transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        transform: Callable[..., Any] | FieldFunctions | None = None,
         columns: Sequence[str] | None = None,
         allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
@@ -249,7 +250,8 @@ class ShardDataset:
             SampleError: A field is missing.
             CodecError: A field cannot be decoded.
         """
-        sample = decode_fields(raw, self.selection, self.decoder)
+        undecoded = undecoded_fields([self.transform], self.decoder)
+        sample = decode_fields(raw, self.selection, self.decoder, undecoded=undecoded)
         return self.transform(sample, rng) if self.transform else sample
 
     def keys(self) -> list[str]:

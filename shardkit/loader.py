@@ -21,7 +21,7 @@ from shardkit.order import OPEN_BLOCKS, Batches, OrderPlan
 from shardkit.ranks import find_place
 from shardkit.rows import RowMaker, RowProcesses, RowThreads
 from shardkit.storage import format_bytes, parse_bytes
-from shardkit.transforms import Transform
+from shardkit.transforms import FieldFunctions, Transform
 
 STATE_VERSION = 1
 
@@ -127,7 +127,7 @@ class ShardLoader:
         *,
         shuffle: bool = True,
         seed: int = 0,
-        transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        transform: Callable[..., Any] | FieldFunctions | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
         worker_type: Literal["thread", "process"] = "thread",

@@ -57,7 +57,7 @@ def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
 
     Everything becomes RGB: grey and black-and-white are repeated, palettes and CMYK converted. Alpha is dropped, not
     blended. Of 16 bits a channel the upper 8 are kept. Of an animation or several pages the first is decoded. An EXIF
-    orientation is not applied.
+    orientation is not applied, except that of a TIFF, which Pillow always applies.
 
     Args:
         data: The file.
@@ -71,8 +71,9 @@ def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
             integers).
         Exception: Whatever Pillow raises on a damaged file.
     """
-    pixels = _decode_jpeg(data, max_pixels) if data.startswith(b"\xff\xd8") else None
-    return _rgb(open_image(data, max_pixels=max_pixels)) if pixels is None else pixels
+    size = jpeg_size(data, max_pixels=max_pixels)
+    pixels = decode_jpeg(data, size) if size else None
+    return rgb_of(open_image(data, max_pixels=max_pixels)) if pixels is None else pixels
 
 
 def open_image(data: bytes, *, max_pixels: int) -> "Image":
@@ -148,17 +149,47 @@ def _image_of(value: object) -> "Image":
     raise ValueError(f"expected a uint8 array (height, width, 3) or (height, width), or a PIL image, got {got}")
 
 
-def _decode_jpeg(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG; None if it is for Pillow to decide."""
+def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] | None:
+    """Return height and width of a JPEG that ``decode_jpeg`` may decode; None of what is for Pillow to decide.
+
+    Raises:
+        ValueError: It is cut.
+    """
+    if data[:2] != b"\xff\xd8":
+        return None
     try:
         import simplejpeg
     except ImportError:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if width * height > max_pixels or colours in ("CMYK", "YCCK"):
-            return None  # Pillow refuses the one, and converts the other as it does without simplejpeg
-        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB")
+    except ValueError as error:
+        if _JPEG_DAMAGE.search(str(error)):
+            raise
+        return None
+    if width * height > max_pixels or colours in ("CMYK", "YCCK"):
+        return None  # Pillow refuses the one, and converts the other as it does without simplejpeg
+    return height, width
+
+
+def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1) -> npt.NDArray[np.uint8] | None:
+    """Return the pixels of a JPEG, without the GIL; None if it is for Pillow to decide.
+
+    Args:
+        data: The file.
+        size: What ``jpeg_size`` returned.
+        divisor: 1, 2, 4 or 8: decode to a smaller image, of which a pixel is about the mean of so many squared. An
+            incomplete pixel at the right or at the bottom counts as one. Only for images of 16 pixels a side or more.
+
+    Raises:
+        ValueError: It is damaged or cut.
+    """
+    import simplejpeg
+
+    # It takes the smallest of n/8 that gives at least so many pixels; below 8 a side several n give as many.
+    height, width = (-(-side // divisor) for side in size) if divisor > 1 else (0, 0)
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
     except ValueError as error:
         if _JPEG_DAMAGE.search(str(error)):
             raise
@@ -166,7 +197,35 @@ def _decode_jpeg(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
     return pixels
 
 
-def _rgb(image: "Image") -> npt.NDArray[np.uint8]:
+def jpeg_orientation(data: bytes | memoryview) -> int:
+    """Return the EXIF orientation of a JPEG, from 1 to 8; 1, upright, if it has none.
+
+    Raises:
+        Exception: Whatever Pillow raises on damaged EXIF data.
+    """
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:  # the pixels
+        if data[at + 1] == 0xFF:  # there may be any number of these before a marker
+            at += 1
+            continue
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        if data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            from PIL import ExifTags, Image
+
+            exif = Image.Exif()
+            exif.load(bytes(data[at + 4 : end]))
+            orientation: int = exif.get(ExifTags.Base.Orientation, 1)
+            return orientation if orientation in range(1, 9) else 1
+        at = end
+    return 1
+
+
+def rgb_of(image: "Image") -> npt.NDArray[np.uint8]:
+    """Return the pixels of a PIL image as ``decode_image`` has them.
+
+    Raises:
+        ValueError: Its values cannot be said with 8 bits.
+    """
     sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     if sixteen_bits:
         grey = (np.asarray(image) >> 8).astype(np.uint8)

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from shardkit.codecs import Codec, registered_codecs
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
+from shardkit.rng import Rng
 from shardkit.sample import KEY, Sample, check_key
 from shardkit.shards import EncodedSample, check_sample, encode_sample, sample_size
 from shardkit.sources import ListedSource
-from shardkit.transforms import Rng, Transform
+from shardkit.transforms import FieldFunctions, Transform
 
-SampleFunction: TypeAlias = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+SampleFunction: TypeAlias = Callable[..., Any] | FieldFunctions
 
 _RNG_DOMAIN = 0x5452_414E_53  # "TRANS"
 

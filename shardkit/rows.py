@@ -12,8 +12,10 @@ import signal
 import threading
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -22,8 +24,10 @@ from typing import Any, NamedTuple
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
 from shardkit.hashing import derive
+from shardkit.resize import Pixels
+from shardkit.rng import Rng
 from shardkit.sample import FieldSelection, Sample
-from shardkit.transforms import Rng, Transform, decode_fields
+from shardkit.transforms import Transform, decode_fields, fields_of_known_shape, undecoded_fields, was_undecodable
 
 _TRANSFORM = 4  # what the keys of transforms are for; the order's have 1 to 3
 
@@ -72,12 +76,27 @@ class RowMaker:
     transforms: tuple[Transform, ...]
     seed: int
 
-    def __call__(self, raw: RawRow) -> Row:
-        """Return the row, or what went wrong with it. It raises nothing."""
+    @cached_property
+    def out_fields(self) -> dict[str, tuple[int, int, int]]:
+        """The fields of which a row's value, if it is not None, is uint8 and of a known shape, and these shapes."""
+        return fields_of_known_shape(self.transforms) if self.decoder else {}
+
+    @cached_property
+    def _undecoded(self) -> frozenset[str]:
+        return undecoded_fields(self.transforms, self.decoder)
+
+    def __call__(self, raw: RawRow, outs: Mapping[str, Pixels] | None = None) -> Row:
+        """Return the row, or what went wrong with it. It raises nothing.
+
+        Args:
+            raw: The row to be made.
+            outs: Where the values of some of ``out_fields`` are written. They are the row's values then, but for those
+                that are None.
+        """
         if isinstance(raw.sample, Exception):
             return Row(None, raw.sample, isinstance(raw.sample, ShardError))
         try:
-            value: Any = decode_fields(raw.sample, self.selection, self.decoder)
+            value: Any = decode_fields(raw.sample, self.selection, self.decoder, undecoded=self._undecoded)
             if self.decoder is None:  # what were views of a block would keep it in memory
                 value = {name: bytes(v) if isinstance(v, memoryview) else v for name, v in value.items()}
         except (CodecError, SampleError) as error:
@@ -89,9 +108,9 @@ class RowMaker:
             rng = Rng(derive(self.seed, raw.epoch, _TRANSFORM, raw.position))
         try:
             for transform in self.transforms:
-                value = transform(value, rng)
+                value = transform(value, rng, outs)
         except BaseException as error:  # noqa: BLE001 - as above
-            return Row(None, error)
+            return Row(None, error, is_skippable=was_undecodable(value, error))
         return Row(value)
 
 
@@ -101,9 +120,14 @@ class RowThreads:
     def __init__(self, maker: RowMaker) -> None:
         self._maker = maker
 
-    def __call__(self, raws: Sequence[RawRow]) -> list[Row]:
-        """Return the rows."""
-        return [self._maker(raw) for raw in raws]
+    def __call__(self, raws: Sequence[RawRow], outs: Sequence[Mapping[str, Pixels]] = ()) -> list[Row]:
+        """Return the rows.
+
+        Args:
+            raws: The rows to be made.
+            outs: For each of them, where fields are written; or nothing. See ``RowMaker``.
+        """
+        return [self._maker(raw, out) for raw, out in zip_longest(raws, outs)]
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""

@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from os import PathLike
 from typing import Any, Literal, TypeVar
@@ -19,9 +18,17 @@ from shardkit.hashing import derive, hash_key, mix64_array, shuffled
 from shardkit.pixels import IMAGE_FIELDS
 from shardkit.ranks import check_place, find_place
 from shardkit.reader import ShardLocation, find_shards, read_shard
+from shardkit.rng import Rng
 from shardkit.sample import KEY, URL, FieldSelection, Sample
 from shardkit.storage import STDIN
-from shardkit.transforms import Rng, Transform, decode_fields, parse_decode
+from shardkit.transforms import (
+    FieldFunctions,
+    Transform,
+    decode_fields,
+    parse_decode,
+    undecoded_fields,
+    was_undecodable,
+)
 
 T = TypeVar("T")
 
@@ -112,7 +119,7 @@ class ShardStream(IterableDataset[Any]):
         seed: int = 0,
         buffer_size: int = 1000,
         open_shards: int = 4,
-        transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        transform: Callable[..., Any] | FieldFunctions | None = None,
         batch_size: int | None = None,
         drop_last: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
@@ -132,6 +139,7 @@ class ShardStream(IterableDataset[Any]):
         self._buffer_size = check_whole("buffer_size", buffer_size, least=1)
         self._open_shards = check_whole("open_shards", open_shards, least=1)
         self._transform = Transform.parse(transform)
+        self._undecoded = undecoded_fields([self._transform], self._decoder)
         self._batch_size = None if batch_size is None else check_whole("batch_size", batch_size, least=1)
         self._drop_last = drop_last
         self._skips = on_error == "skip"
@@ -199,10 +207,8 @@ class ShardStream(IterableDataset[Any]):
         )
         if self._shuffle:
             samples = _mix(samples, self._buffer_size, key)
-        if self._selection.wanted or self._decoder:
-            samples = self._decoded(samples, skipper)
-        if self._transform:
-            samples = map(partial(self._transformed, derive(self._seed, current.epoch, _TRANSFORM)), samples)
+        if self._selection.wanted or self._decoder or self._transform:
+            samples = self._made(samples, derive(self._seed, current.epoch, _TRANSFORM), skipper)
         if self._batch_size is None:
             return samples
         return map(self._channels_first, _batches(samples, self._batch_size, drop_last=self._drop_last))
@@ -220,19 +226,27 @@ class ShardStream(IterableDataset[Any]):
         samples = read_shard(shard, selection=self._selection, storage_options=self._storage_options)
         return samples if skipper is None else skipper.without_damage(samples, shard.url)
 
-    def _decoded(self, samples: Iterator[Sample], skipper: "Skipper | None") -> Iterator[Sample]:
+    def _made(self, samples: Iterator[Sample], key: int, skipper: "Skipper | None") -> Iterator[Any]:
+        """Decode and transform."""
         for sample in samples:
+            value: Any = None
             try:
-                decoded = decode_fields(sample, self._selection, self._decoder)
+                value = decode_fields(sample, self._selection, self._decoder, undecoded=self._undecoded)
             except (CodecError, SampleError) as error:
                 if skipper is None:
                     raise
                 skipper.skip_sample(sample[URL], error)
                 continue
-            yield decoded
-
-    def _transformed(self, key: int, sample: Sample) -> Any:
-        return self._transform(sample, Rng(derive(key, hash_key(sample[KEY]))) if self._transform.needs_rng else None)
+            try:
+                if self._transform:
+                    rng = Rng(derive(key, hash_key(sample[KEY]))) if self._transform.needs_rng else None
+                    value = self._transform(value, rng)
+            except CodecError as error:
+                if skipper is None or not was_undecodable(value, error):
+                    raise
+                skipper.skip_sample(sample[URL], error)
+                continue
+            yield value
 
     def _find_place(self) -> tuple[int, int]:
         """Return rank and world size. They are looked for late, as torch.distributed may be initialised late."""

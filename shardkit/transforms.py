@@ -2,109 +2,76 @@
 
 A function with a parameter named ``rng`` is given an ``Rng``, whose key says which sample of which epoch it is for. So
 what it draws depends on neither threads nor processes, nor on what was drawn before.
+
+Where an image transform comes first for a field, the field is not decoded before: the transform does it.
 """
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
+from shardkit.boxes import PendingImage
 from shardkit.codecs import Decoder
-from shardkit.errors import ArgumentError, SampleError, check_whole
-from shardkit.hashing import mix64
+from shardkit.errors import ArgumentError, SampleError
+from shardkit.image import ImageTransform
+from shardkit.resize import Pixels
+from shardkit.rng import Rng
 from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample
 
-T = TypeVar("T")
+FieldFunctions: TypeAlias = (
+    Mapping[str, Callable[..., Any]]
+    | Mapping[tuple[str, ...], Callable[..., Any]]
+    | Mapping[str | tuple[str, ...], Callable[..., Any]]
+)
+"""Functions of single fields' values, by their names; or of dicts of several fields' values, by tuples of names."""
 
-_RANGE = 1 << 64
 
+class FieldFunction:
+    """A user's function of a field's value, or of a dict of the values of several.
 
-class Rng:
-    """A small generator of random numbers for one sample: the same numbers on every machine and in every version.
-
-    The numbers are ``mix64(key ^ mix64(0))``, ``mix64(key ^ mix64(1))``, ... (``hashing.mix64``), and what each method
-    makes of them is as fixed as they are; only ``normal`` takes a logarithm and a cosine from the machine, whose last
-    bit may differ between two. It is not for secrets.
-
-    Args:
-        key: Which numbers. Equal keys give equal numbers.
-
-    Example:
-        >>> rng = Rng(7)
-        >>> rng.integers(1, 7), rng.uniform(0.8, 1.2), rng.choice(["left", "right"]), rng.permutation(4)
-        (3, 0.9860769802513949, 'left', [2, 1, 0, 3])
+    Attributes:
+        names: The fields.
+        function: The function.
+        takes_rng: Whether it has a parameter named ``rng``.
     """
 
-    __slots__ = ("_count", "_key")
+    def __init__(self, fields: str | tuple[str, ...], function: Callable[..., Any]) -> None:
+        if isinstance(fields, tuple) and not (fields and all(isinstance(field, str) for field in fields)):
+            raise ArgumentError(f"transform has functions for {fields!r}, expected a field, or a tuple of fields")
+        self._is_of_several = isinstance(fields, tuple)
+        self.names = fields if isinstance(fields, tuple) else (fields,)
+        self.function = function
+        self.takes_rng = _takes_rng(function)
 
-    def __init__(self, key: int) -> None:
-        self._key = key & (_RANGE - 1)
-        self._count = 0
+    def __call__(self, sample: Sample, rng: Rng | None, outs: Mapping[str, Pixels] | None) -> None:
+        """Put what the function returns into a sample, in place of what it was given."""
+        values = {name: sample[name] for name in self.names}
+        if isinstance(self.function, ImageTransform):
+            sample.update(self.function.apply(values, rng, outs))
+        elif self._is_of_several:
+            made = self._call(values, rng)
+            if not isinstance(made, Mapping) or made.keys() != values.keys():
+                got = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+                raise ArgumentError(f"a function of {', '.join(self.names)} returned {got}, expected a dict of these")
+            sample.update(made)
+        elif values[self.names[0]] is not None:
+            sample[self.names[0]] = self._call(values[self.names[0]], rng)
 
-    def bits(self) -> int:
-        """Return the next 64 bits, from 0 to 2**64 - 1."""
-        count = self._count
-        self._count = count + 1
-        return mix64(self._key ^ mix64(count))
-
-    def random(self) -> float:
-        """Return a number in [0, 1), a multiple of 2**-53."""
-        return (self.bits() >> 11) * 2.0**-53
-
-    def uniform(self, low: float, high: float) -> float:
-        """Return a number from ``low`` to ``high``."""
-        return low + (high - low) * self.random()
-
-    def integers(self, low: int, high: int) -> int:
-        """Return a whole number in [``low``, ``high``).
-
-        It is the upper half of 64 bits times the number of possible values, so that one may come more often than
-        another by at most that number in 2**64.
-
-        Raises:
-            ArgumentError: There is no such number, or there are more than 2**64.
-        """
-        low, high = check_whole("low", low), check_whole("high", high)
-        if not 0 < high - low <= _RANGE:
-            raise ArgumentError(f"low is {low:,} and high is {high:,}, expected low < high, at most 2**64 apart")
-        return low + (self.bits() * (high - low) >> 64)
-
-    def normal(self, mean: float = 0.0, std: float = 1.0) -> float:
-        """Return a normally distributed number, by the method of Box and Muller, of which the second is not kept."""
-        radius = math.sqrt(-2.0 * math.log(1.0 - self.random()))
-        return mean + std * radius * math.cos(2.0 * math.pi * self.random())
-
-    def choice(self, values: Sequence[T]) -> T:
-        """Return one of ``values``.
-
-        Raises:
-            ArgumentError: There are none.
-        """
-        if not len(values):  # an array is neither true nor false
-            raise ArgumentError("values is empty, expected something to choose from")
-        return values[self.integers(0, len(values))]
-
-    def shuffle(self, values: MutableSequence[Any]) -> None:
-        """Bring a list into a random order, in place: each element from the last on changes places with one before."""
-        for i in range(len(values) - 1, 0, -1):
-            j = self.integers(0, i + 1)
-            values[i], values[j] = values[j], values[i]
-
-    def permutation(self, n: int) -> list[int]:
-        """Return the numbers from 0 to ``n`` - 1 in a random order."""
-        values = list(range(n))
-        self.shuffle(values)
-        return values
+    def _call(self, value: Any, rng: Rng | None) -> Any:
+        return self.function(value, rng=rng) if self.takes_rng else self.function(value)
 
 
 class Transform:
-    """A user's ``transform`` argument: a function of the sample, or functions of single fields, or nothing.
+    """A user's ``transform`` argument: a function of the sample, or functions of fields, or nothing.
 
     It is true if there is something to call. It can be pickled if the functions can.
 
     Attributes:
         needs_rng: Whether a function has a parameter named ``rng``, so that a call needs one.
+        is_of_sample: Whether it is a function of the sample.
+        functions: Else, the functions of fields, in the order in which they are called.
 
     Example:
         >>> flip = Transform.parse({"text": lambda text, rng: text[::-1] if rng.random() < 0.5 else text})
@@ -112,24 +79,21 @@ class Transform:
         (True, ['abc', 'cba', 'abc', 'abc'])
     """
 
-    def __init__(
-        self, name: str, function: Callable[..., Any] | None, functions: Mapping[str, Callable[..., Any]]
-    ) -> None:
+    def __init__(self, name: str, function: Callable[..., Any] | None, functions: Iterable[FieldFunction] = ()) -> None:
         self._name = name
         self._function = function
         self._takes_rng = function is not None and _takes_rng(function)
-        self._functions = [(field, one, _takes_rng(one)) for field, one in functions.items()]
-        self.needs_rng = self._takes_rng or any(takes_rng for _, _, takes_rng in self._functions)
+        self.is_of_sample = function is not None
+        self.functions = tuple(functions)
+        self.needs_rng = self._takes_rng or any(one.takes_rng for one in self.functions)
 
     @classmethod
-    def parse(
-        cls, transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None, *, name: str = "transform"
-    ) -> "Transform":
+    def parse(cls, transform: Callable[..., Any] | FieldFunctions | None, *, name: str = "transform") -> "Transform":
         """Return what an argument means.
 
         Args:
             transform: A function of a sample, which returns what takes its place; a mapping of names of fields to
-                functions of their values; or None.
+                functions of their values, or of tuples of names to functions of dicts of their values; or None.
             name: What the argument is called, for messages.
 
         Raises:
@@ -138,41 +102,90 @@ class Transform:
         functions = transform.values() if isinstance(transform, Mapping) else [transform]
         if transform is not None and not all(callable(function) for function in functions):
             raise ArgumentError(f"{name} is {transform!r}, expected a function, or a mapping of names to functions")
-        if isinstance(transform, Mapping):
-            return cls(name, None, transform)
-        return cls(name, transform, {})
+        if not isinstance(transform, Mapping):
+            return cls(name, transform)
+        return cls(name, None, (FieldFunction(fields, function) for fields, function in transform.items()))
 
     def __bool__(self) -> bool:
-        return self._function is not None or bool(self._functions)
+        return self.is_of_sample or bool(self.functions)
 
-    def __call__(self, sample: Sample, rng: Rng | None = None) -> Any:
+    def __call__(self, sample: Sample, rng: Rng | None = None, outs: Mapping[str, Pixels] | None = None) -> Any:
         """Return what the transform makes of a sample, which it may change. A field that is None stays None.
 
+        Args:
+            sample: The sample.
+            rng: For functions that need one.
+            outs: Where image transforms write to, by the names of the fields, if the result is uint8 and of that shape.
+
         Raises:
-            SampleError: A field that has a function is missing. What the functions themselves raise gets a note of
-                the sample, and of the field, and passes.
+            SampleError: A field that has a function is missing.
+            CodecError: An image that was not decoded yet cannot be; ``was_undecodable`` knows it. What the functions
+                themselves raise gets a note of the sample, and of the field, and passes.
         """
-        field = ""
+        names: Sequence[str] = ()
+        missing: Sequence[str] = ()
         try:
             if self._function is not None:
                 return self._function(sample, rng=rng) if self._takes_rng else self._function(sample)
-            for field, function, takes_rng in self._functions:
-                if field not in sample:
+            for function in self.functions:
+                names = function.names
+                if missing := [name for name in names if name not in sample]:
                     break
-                value = sample[field]
-                if value is not None:
-                    sample[field] = function(value, rng=rng) if takes_rng else function(value)
+                function(sample, rng, outs)
             else:
                 return sample
         except Exception as error:
-            error.add_note(f"This was raised by {self._name}= for {_place(sample, field)}")
+            if not was_undecodable(sample, error):
+                error.add_note(f"This was raised by {self._name}= for {_place(sample, *names)}")
             raise
         raise SampleError(
-            f"{_place(sample)}: has no field {field!r}, which {self._name} names; name fields that every sample has",
+            f"{_place(sample)}: has no field {missing[0]!r}, which {self._name} names; name fields that every sample "
+            "has",
             key=str(sample.get(KEY, "")),
             url=str(sample.get(URL, "")),
-            field=field,
+            field=missing[0],
         )
+
+
+def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -> frozenset[str]:
+    """Return the fields that ``decode_fields`` may leave undecoded: an image transform is the first to get them.
+
+    Args:
+        transforms: What is called with the sample, one after the other.
+        decoder: What decodes the fields.
+    """
+    if decoder is None:
+        return frozenset()
+    found: dict[str, bool] = {}
+    for transform in transforms:
+        if transform.is_of_sample:
+            break
+        for one in transform.functions:
+            for name in one.names:
+                # A mask as a PIL image has the numbers of its classes; decoded here, it would have their colours.
+                is_taken = isinstance(one.function, ImageTransform) and not (
+                    decoder.images == "pil" and name in one.function.nearest
+                )
+                found.setdefault(name, is_taken)
+    return frozenset(name for name, is_taken in found.items() if is_taken)
+
+
+def fields_of_known_shape(transforms: Iterable[Transform]) -> dict[str, tuple[int, int, int]]:
+    """Return the fields of which the result, if it is not None, is a uint8 array of a known shape, and that shape.
+
+    They are those that an image transform resizes with mixing, that no other function of fields gets, and that no
+    function of the sample comes after.
+    """
+    shapes: dict[str, tuple[int, int, int]] = {}
+    counts: Counter[str] = Counter()
+    for transform in transforms:
+        if transform.is_of_sample:
+            shapes.clear()
+        for one in transform.functions:
+            counts.update(one.names)
+            if isinstance(one.function, ImageTransform):
+                shapes |= {name: one.function.out_shape for name in one.names if name not in one.function.nearest}
+    return {name: shape for name, shape in shapes.items() if counts[name] == 1}
 
 
 def parse_decode(decode: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument
@@ -186,7 +199,9 @@ def parse_decode(decode: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it
     return (Decoder() if decode else None) if isinstance(decode, bool) else decode
 
 
-def decode_fields(sample: Sample, selection: FieldSelection, decoder: Decoder | None) -> Sample:
+def decode_fields(
+    sample: Sample, selection: FieldSelection, decoder: Decoder | None, *, undecoded: Collection[str] = ()
+) -> Sample:
     """Return a sample's picked fields under their new names, decoded by their own; ``__key__`` and its like are kept.
 
     Args:
@@ -194,6 +209,7 @@ def decode_fields(sample: Sample, selection: FieldSelection, decoder: Decoder | 
             the fields.
         selection: What to pick.
         decoder: None keeps the bytes.
+        undecoded: Fields, by their new names, that become pending images if they are images; see ``undecoded_fields``.
 
     Raises:
         SampleError: A field is missing and not optional.
@@ -206,16 +222,30 @@ def decode_fields(sample: Sample, selection: FieldSelection, decoder: Decoder | 
     if decoder is None:
         picked = selection.pick(sample).items()
         decoded: Sample = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in picked}
-    elif not selection.wanted:
-        decoded = decoder.decode_sample(sample)
     else:
-        key, url = sample.get(KEY, ""), sample.get(URL, "")
-        decoded = {name: sample[name] for name in sample if name in RESERVED}
-        for name, field in selection.choose(sample).items():
-            decoded[name] = None if field is None else decoder.decode(field, sample[field], key=key, url=url)
+
+        def value_of(name: str, field: str) -> Any:
+            data, at = sample[field], {"field": field, "key": sample.get(KEY, ""), "url": sample.get(URL, "")}
+            if name in undecoded and decoder.takes_as_image(field):
+                return PendingImage(data, max_pixels=decoder.max_pixels, **at)
+            return decoder.decode(data=data, **at)
+
+        if selection.wanted:
+            decoded = {name: sample[name] for name in sample if name in RESERVED}
+            for name, field in selection.choose(sample).items():
+                decoded[name] = None if field is None else value_of(name, field)
+        else:
+            kept = {name for name, value in sample.items() if value is None or name.startswith("_")}
+            decoded = {name: sample[name] if name in kept else value_of(name, name) for name in sample}
     if COLUMNS in decoded:
         decoded.update(decoded.pop(COLUMNS))
     return decoded
+
+
+def was_undecodable(sample: object, error: BaseException) -> bool:
+    """Return whether an error of a transform is that of an image of the sample that was left to it to decode."""
+    values = sample.values() if isinstance(sample, Mapping) else ()
+    return any(isinstance(value, PendingImage) and value.error is error for value in values)
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
@@ -228,8 +258,8 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
-def _place(sample: Sample, field: str = "") -> str:
-    of_field = f"field {field!r} of " if field else ""
+def _place(sample: Sample, *fields: str) -> str:
+    of_field = f"field {', '.join(map(repr, fields))} of " if fields else ""
     of_shard = f" of shard {sample[URL]}" if sample.get(URL) else ""
     of_file = f", made of {sample[SOURCE]}" if sample.get(SOURCE) else ""
     return f"{of_field}sample {sample.get(KEY, '')!r}{of_shard}{of_file}"

@@ -27,6 +27,10 @@ LAYERS = [
         "pixels",
         "codecs",
         "columns",
+        "rng",
+        "resize",
+        "boxes",
+        "image",
         "transforms",
         "headers",
         "tar",
@@ -64,7 +68,7 @@ VOCABULARY = {
     *["seed", "shard_bytes", "shard_samples", "shuffle", "split_by", "splits", "storage_options", "transform", "where"],
     *["worker_type", "world_size"],
     # what a call is about
-    *["allow_any_url", "classes", "out", "path"],
+    *["allow_any_url", "classes", "out", "outs", "path"],
     *["filter", "folder", "labels", "position", "positions", "state_dict", "text"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
     # codecs: a value and its bytes, and the bounds on what they may claim
@@ -72,6 +76,8 @@ VOCABULARY = {
     "value",
     # a dataset: which samples, and where they lie
     *["block", "dataset", "indices", "lanes", "memory", "raw", "rng", "samples", "shard"],
+    # an image, and what is made of it
+    *["antialias", "crop", "exif", "flip", "image", "nearest", "ratio", "scale", "size"],
     # what a random number is to be
     *["high", "low", "mean", "n", "std", "values"],
 }

@@ -1,96 +1,30 @@
-"""Transforms are called as they ask to be, and their random numbers are fixed for ever."""
+"""Transforms are called as they ask to be, and images are decoded by those that are the first to get them."""
 
-import math
 import pickle
-from collections import Counter
 from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shardkit.codecs import Decoder
-from shardkit.errors import ArgumentError, SampleError
-from shardkit.hashing import derive, mix64
+from shardkit.boxes import PendingImage
+from shardkit.codecs import Codec, Decoder
+from shardkit.errors import ArgumentError, CodecError, SampleError
+from shardkit.image import Resize
+from shardkit.rng import Rng
 from shardkit.sample import FieldSelection
-from shardkit.transforms import Rng, Transform, decode_fields
+from shardkit.transforms import (
+    Transform,
+    decode_fields,
+    fields_of_known_shape,
+    undecoded_fields,
+    was_undecodable,
+)
 
 SAMPLE = {"__key__": "a/1", "__url__": "x.tar", "txt": "abc", "cls": 7, "seg": None}
 
 
 def shifted(value, rng):
     return value + rng.integers(0, 1000)
-
-
-def drawn(rng):
-    return [rng.bits(), rng.random(), rng.uniform(-1, 1), rng.integers(-5, 5), rng.choice("abc"), rng.permutation(5)]
-
-
-def test_the_numbers_are_those_of_the_specification():
-    rng = Rng(0)
-
-    assert [rng.bits() for _ in range(3)] == [mix64(mix64(0)), mix64(mix64(1)), mix64(mix64(2))]
-    assert [hex(Rng(key).bits()) for key in (0, 1, derive(7, 3))] == [
-        "0xa706dd2f4d197e6f",
-        "0x8b4fda8c892b50e",
-        "0xda7f9e11057fb266",
-    ]
-    assert drawn(Rng(7)) == [
-        7259628554680249319,
-        0.46519245062848724,
-        -0.7844485345999186,
-        4,
-        "a",
-        [4, 1, 3, 0, 2],
-    ]
-    assert Rng(7).normal(10, 2) == pytest.approx(8.047395990647354, rel=1e-14)
-
-
-def test_equal_keys_draw_equal_numbers_and_other_keys_others():
-    assert drawn(Rng(5)) == drawn(Rng(5)) == drawn(Rng(5 + (1 << 64))) == drawn(Rng(5 - (1 << 64)))
-    assert len({Rng(key).bits() for key in range(10_000)}) == 10_000
-
-
-def test_numbers_are_as_they_should_be_spread():
-    rng = Rng(derive(1, 2))
-    n = 20_000
-    uniform = [rng.random() for _ in range(n)]
-    normal = [rng.normal(3, 2) for _ in range(n)]
-    dice = Counter(rng.integers(1, 7) for _ in range(n))
-    orders = Counter(tuple(rng.permutation(3)) for _ in range(n))
-
-    assert 0 <= min(uniform) < 0.001
-    assert 0.999 < max(uniform) < 1
-    assert math.isclose(sum(uniform) / n, 0.5, abs_tol=0.01)
-    assert math.isclose(np.mean(normal), 3, abs_tol=0.05)
-    assert math.isclose(np.std(normal), 2, abs_tol=0.05)
-    assert sorted(dice) == [1, 2, 3, 4, 5, 6]
-    assert max(dice.values()) - min(dice.values()) < 0.03 * n
-    assert len(orders) == 6
-    assert max(orders.values()) - min(orders.values()) < 0.03 * n
-
-
-@given(st.integers(), st.lists(st.integers(), max_size=20))
-def test_shuffling_keeps_what_there_is(key, values):
-    shuffled = list(values)
-    Rng(key).shuffle(shuffled)
-
-    assert sorted(shuffled) == sorted(values)
-    assert sorted(Rng(key).permutation(len(values))) == list(range(len(values)))
-
-
-@given(st.integers(), st.integers(-(1 << 70), 1 << 70), st.integers(1, 1 << 64))
-def test_whole_numbers_stay_in_their_range(key, low, size):
-    assert low <= Rng(key).integers(low, low + size) < low + size
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 0), (3, 2), (0, 2**64 + 1), (0.5, 3)])
-def test_a_range_without_whole_numbers_or_with_too_many_is_an_error(low, high):
-    with pytest.raises(ArgumentError, match=r"expected low < high, at most 2\*\*64 apart|must be a whole number"):
-        Rng(0).integers(low, high)
-    with pytest.raises(ArgumentError, match="values is empty"):
-        Rng(0).choice(np.zeros(0))
 
 
 def test_nothing_to_call_is_false_and_gives_the_sample_back():
@@ -136,6 +70,106 @@ def test_functions_of_fields_leave_none_and_the_others_alone():
     transform = Transform.parse({"txt": str.upper, "seg": len, "cls": shifted})
 
     assert transform(dict(SAMPLE), Rng(0)) == {**SAMPLE, "txt": "ABC", "cls": shifted(7, Rng(0))}
+
+
+def test_a_function_of_several_fields_gets_and_returns_a_dict_of_them():
+    def swap(values):
+        return {"txt": values["cls"], "cls": values["txt"], "seg": values["seg"]}
+
+    assert Transform.parse({("txt", "cls", "seg"): swap})(dict(SAMPLE)) == {**SAMPLE, "txt": 7, "cls": "abc"}
+    add = Transform.parse({("cls",): lambda values, rng: {"cls": shifted(values["cls"], rng)}, "txt": len})
+    assert add.needs_rng
+    assert add(dict(SAMPLE), Rng(0)) == {**SAMPLE, "cls": shifted(7, Rng(0)), "txt": 3}
+
+
+@pytest.mark.parametrize("made", [7, {"txt": 1}, {"txt": 1, "cls": 2, "seg": 3}, ["txt", "cls"]])
+def test_a_function_of_several_fields_that_returns_others_is_an_error(made):
+    with pytest.raises(ArgumentError, match=r"a function of txt, cls returned .*, expected a dict of these") as error:
+        Transform.parse({("txt", "cls"): lambda _: made})(dict(SAMPLE))
+
+    assert error.value.__notes__ == [
+        "This was raised by transform= for field 'txt', 'cls' of sample 'a/1' of shard x.tar"
+    ]
+
+
+@pytest.mark.parametrize("fields", [(), (3,), ("txt", None)])
+def test_a_function_of_several_fields_names_them(fields):
+    with pytest.raises(ArgumentError, match="expected a field, or a tuple of fields"):
+        Transform.parse({fields: len})
+
+
+def test_one_of_several_fields_that_is_missing_is_an_error_that_names_it():
+    with pytest.raises(SampleError, match="has no field 'jpg', which transform names"):
+        Transform.parse({("txt", "jpg"): dict})(dict(SAMPLE))
+
+
+# Images that transforms decode
+
+
+CROP, MASKED = Resize(8), Resize(8, nearest=("mask",))
+
+
+def undecoded(*transforms, images="numpy"):
+    return set(undecoded_fields([Transform.parse(one) for one in transforms], Decoder(images=images)))
+
+
+def known(*transforms):
+    return fields_of_known_shape([Transform.parse(one) for one in transforms])
+
+
+def test_a_field_is_left_undecoded_where_an_image_transform_is_the_first_to_get_it():
+    assert undecoded({"image": CROP, ("a", "b"): CROP, "cls": abs}) == {"image", "a", "b"}
+    assert undecoded({"cls": abs}, {"image": CROP}) == {"image"}
+    assert undecoded({"image": np.flipud}, {"image": CROP}) == set()
+    assert undecoded({"image": np.flipud, ("image", "a"): CROP}) == {"a"}
+    assert undecoded({"image": CROP, ("image", "a"): dict}) == {"image"}
+    assert undecoded(dict, {"image": CROP}) == set()
+    assert undecoded({"image": CROP}, dict) == {"image"}
+    assert undecoded({("image", "mask"): MASKED}) == {"image", "mask"}
+    assert undecoded({("image", "mask"): MASKED}, images="pil") == {"image"}
+    assert undecoded_fields([Transform.parse({"image": CROP})], None) == frozenset()
+
+
+def test_a_result_has_a_known_shape_where_nothing_but_an_image_transform_changes_the_field():
+    shape = (8, 8, 3)
+    assert known({"image": CROP, ("a", "b"): CROP, "cls": abs}) == dict.fromkeys(["image", "a", "b"], shape)
+    assert known(dict, {"image": CROP}) == {"image": shape}
+    assert known({"image": CROP}, {"cls": abs}) == {"image": shape}
+    assert known({"image": CROP}, dict) == {}
+    assert known({"image": CROP}, dict, {"image": CROP}) == {}
+    assert known({"image": CROP}, {"image": CROP}) == {}
+    assert known({"image": CROP, ("image",): dict}) == {}
+    assert known({("image", "mask"): MASKED}) == {"image": shape}
+
+
+def test_only_images_are_left_undecoded_and_registered_codecs_are_asked_first():
+    raw = {"__key__": "a", "__url__": "x.tar", "jpg": b"jpeg", "png.gz": b"", "txt": b"text", "cls": b"7", "seg": None}
+    names = {"image": "jpg", "text": "txt", "label": "cls", "none": "gif?"}
+    selection = FieldSelection.parse(names)
+    decoded = decode_fields(dict(raw), selection, Decoder(), undecoded=names)
+
+    assert isinstance(decoded.pop("image"), PendingImage)
+    assert decoded == {"__key__": "a", "__url__": "x.tar", "text": "text", "label": 7, "none": None}
+    own = Decoder(codecs={"jpg": Codec(bytes.upper, None)})
+    assert decode_fields(dict(raw), selection, own, undecoded=names)["image"] == b"JPEG"
+    with pytest.raises(CodecError, match=r"field 'png\.gz'"):
+        decode_fields(dict(raw), FieldSelection.parse(None), Decoder(), undecoded=raw)
+    del raw["png.gz"]
+    everything = decode_fields(dict(raw), FieldSelection.parse(None), Decoder(), undecoded=raw)
+    assert list(everything) == list(raw)
+    assert isinstance(everything["jpg"], PendingImage)
+    assert everything["seg"] is None
+
+
+def test_a_pending_image_that_cannot_be_decoded_is_told_from_what_functions_raise():
+    sample = decode_fields({"__key__": "a", "jpg": b"?"}, FieldSelection.parse(None), Decoder(), undecoded=["jpg"])
+    with pytest.raises(CodecError) as error:
+        Transform.parse({"jpg": CROP})(sample)
+
+    assert was_undecodable(sample, error.value)
+    assert not hasattr(error.value, "__notes__")
+    assert not was_undecodable(sample, CodecError("another"))
+    assert not was_undecodable((sample,), error.value)
 
 
 def test_a_field_that_is_missing_is_an_error_that_names_it():

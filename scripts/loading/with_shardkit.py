@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from loading import kernels
 from loading.job import Batch, Job, Passes
 from shardkit import ShardDataset, ShardLoader, ShardStream
-from shardkit.transforms import Rng
+from shardkit.rng import Rng
 
 _FIELDS = {
     "image": {"value": "jpg", "label": "cls"},

@@ -1,0 +1,142 @@
+"""Rows are made where they belong, each image decoded once, and what cannot be decoded is told from what failed."""
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardkit import Decoder, RandomResizedCrop, Resize, Rng, rows
+from shardkit.errors import ArgumentError, CodecError
+from shardkit.hashing import derive
+from shardkit.rows import RawRow, RowMaker, RowThreads
+from shardkit.sample import FieldSelection
+from shardkit.transforms import Transform
+from tests.shared import DECODER, PHOTO, saved
+
+JPEG = saved(Image.fromarray(PHOTO), "JPEG")
+PNG = saved(Image.fromarray(PHOTO), "PNG")
+CROP = RandomResizedCrop((20, 24))
+FIELDS = {"image": "jpg;png", "label": "cls?"}
+
+
+def maker(*transforms, fields=FIELDS, decoder=DECODER, seed=5):
+    return RowMaker(FieldSelection.parse(fields), decoder, tuple(map(Transform.parse, transforms)), seed)
+
+
+def raw(data=JPEG, position=3, **fields):
+    return RawRow({"__key__": "a/1", "__url__": "x.tar", "jpg": memoryview(data), **fields}, 2, position)
+
+
+def test_an_image_is_cropped_while_it_is_decoded_with_the_random_numbers_of_its_place():
+    row = maker({"image": CROP})(raw(cls=b"7"))
+
+    assert np.array_equal(row.value["image"], CROP(DECODER.decode("jpg", JPEG), Rng(derive(5, 2, rows._TRANSFORM, 3))))
+    assert row.value["label"] == 7
+    assert not np.array_equal(row.value["image"], maker({"image": CROP})(raw(position=4)).value["image"])
+
+
+def test_an_image_is_decoded_once(monkeypatch):
+    import simplejpeg
+
+    calls = []
+    decode = simplejpeg.decode_jpeg
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *args, **options: calls.append(0) or decode(*args, **options))
+    monkeypatch.setattr(Decoder, "decode", None)
+    maker({"image": CROP}, fields={"image": "jpg"})(raw())
+
+    assert len(calls) == 1
+
+
+def test_rows_are_written_where_they_belong():
+    batch = list(np.full((2, 20, 24, 3), 7, np.uint8))
+    make = maker({"image": CROP, "label": abs})
+    raws = [raw(cls=b"-7"), raw(position=4)]
+    made = RowThreads(make)(raws, [{"image": row} for row in batch])
+
+    assert make.out_fields == {"image": (20, 24, 3)}
+    for row, out, one in zip(made, batch, raws, strict=True):
+        assert row.value["image"] is out
+        assert np.array_equal(out, make(one).value["image"])
+    assert [row.value["label"] for row in made] == [7, None]
+    assert len(RowThreads(make)(raws)) == 2
+
+
+def test_what_another_function_changes_is_not_known_beforehand():
+    assert maker({"image": CROP}, lambda sample: sample).out_fields == {}
+    assert maker({"image": CROP}, decoder=None).out_fields == {}
+    row = np.empty((20, 24, 3), np.uint8)
+    both = maker({"image": CROP}, {"label": abs})
+
+    assert both.out_fields == {"image": (20, 24, 3)}
+    assert both(raw(cls=b"7"), {"image": row}).value["image"] is row
+
+
+def test_an_image_that_is_none_leaves_its_row_alone():
+    row = np.full((20, 24, 3), 7, np.uint8)
+    make = maker({"image": CROP}, fields={"image": "gif?"})
+
+    assert make(raw(), {"image": row}).value["image"] is None
+    assert (row == 7).all()
+
+
+@pytest.mark.parametrize("data", [b"no image", JPEG[:-50], JPEG[:100], b""])
+def test_an_image_that_cannot_be_decoded_may_be_skipped(data):
+    for transform in ({"image": CROP}, {("image",): CROP}, None):
+        row = maker(transform)(raw(data))
+
+        assert isinstance(row.error, CodecError)
+        assert row.is_skippable
+        assert (row.error.url, row.error.key, row.error.field) == ("x.tar", "a/1", "jpg")
+        assert "sample 'a/1', field 'jpg' cannot be decoded" in str(row.error)
+
+
+def test_what_a_transform_raises_may_not_be_skipped():
+    def fail(_):
+        raise CodecError("mine")
+
+    for transforms in (({"image": fail},), ({"image": CROP, "label": fail},), ({"image": CROP}, fail)):
+        row = maker(*transforms)(raw(cls=b"7"))
+
+        assert str(row.error) == "mine"
+        assert not row.is_skippable
+    row = maker({("image", "mask"): CROP}, fields={"image": "jpg", "mask": "png"})(
+        raw(png=saved(Image.new("L", (3, 3)), "PNG"))
+    )
+    assert isinstance(row.error, ArgumentError)
+    assert not row.is_skippable
+
+
+def test_an_image_and_its_mask_are_cropped_alike_and_the_mask_keeps_its_values():
+    mask = (np.arange(40 * 48).reshape(40, 48) % 5).astype(np.uint8)
+    both = RandomResizedCrop((20, 24), nearest=("mask",))
+    fields = {"image": "jpg", "mask": "seg.png"}
+    made = maker({("image", "mask"): both}, fields=fields)(
+        raw(**{"seg.png": saved(Image.fromarray(mask), "PNG")})
+    ).value
+    rng = Rng(derive(5, 2, rows._TRANSFORM, 3))
+    expected = both({"image": DECODER.decode("jpg", JPEG), "mask": mask}, rng)
+
+    assert np.array_equal(made["image"], expected["image"])
+    assert np.array_equal(made["mask"], np.stack([expected["mask"]] * 3, axis=2))
+
+
+def test_masks_decoded_as_pil_keep_the_numbers_of_their_palette():
+    mask = Image.fromarray((np.arange(40 * 48).reshape(40, 48) % 5).astype(np.uint8))
+    mask.putpalette([9, 99, 199] * 5)
+    make = maker(
+        {("image", "mask"): Resize((20, 24), nearest=("mask",))},
+        fields={"image": "jpg", "mask": "seg.png"},
+        decoder=Decoder(images="pil"),
+    )
+    made = make(raw(**{"seg.png": saved(mask, "PNG")})).value
+
+    assert (made["image"].shape, made["mask"].shape) == ((20, 24, 3), (20, 24))
+    assert set(np.unique(made["mask"])) <= set(range(5))
+
+
+def test_a_maker_goes_into_other_processes_also_after_it_was_used():
+    make = maker({"image": CROP})
+    first = make(raw()).value["image"]
+
+    assert np.array_equal(pickle.loads(pickle.dumps(make))(raw()).value["image"], first)
