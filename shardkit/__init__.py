@@ -60,6 +60,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     stream        shards -> samples for training, forward only
 
     order         which sample comes at which position of an epoch
+    buffers       memory for blocks and batches, used again
     blocks        one block's bytes -> its samples
     access        blocks and samples of shards, each read on its own
     filters       a condition on index columns -> the samples it selects

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from shardkit.blocks import Block
+from shardkit.buffers import Buffers
 from shardkit.compress import decompress_frame
 from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError
 from shardkit.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
@@ -212,15 +213,20 @@ class ShardAccess:
                 url=url,
             )
 
-    def read_block(self, shard: int, number: int) -> Block:
+    def read_block(self, shard: int, number: int, buffers: Buffers | None = None) -> Block:
         """Read one block, in one piece, and compare its checksum.
+
+        Args:
+            shard: Its shard's number.
+            number: Its number in the shard.
+            buffers: Where it is read to, if it is not compressed; by default into memory of its own.
 
         Raises:
             ArgumentError: The shard has no such block.
             ShardError: The block is damaged, or the shard was cut or replaced.
             DatasetError: The index is not usable.
         """
-        data = self._read(shard, number)
+        data = self._read(shard, number, buffers)
         entry, block_samples = self._manifest.shards[shard], self._manifest.block_samples
         first = number * block_samples
         samples = min(block_samples, entry.samples - first)
@@ -234,15 +240,21 @@ class ShardAccess:
             columns=self._column_values(shard, first, first + samples) if self._columns else None,
         )
 
-    def _read(self, shard: int, number: int) -> bytes:
+    def _read(self, shard: int, number: int, buffers: Buffers | None = None) -> bytes | memoryview:
         table, url = self.table(shard), self.url(shard)
         if not 0 <= number < len(table):
             raise ArgumentError(f"shard {url}: has the blocks 0 to {len(table) - 1:,}, not {number:,}")
         storage = storage_for(url, self._storage_options)
-        data = storage.read_range(url, int(table.stored_offset[number]), int(table.stored_size[number]))
-        offset = int(table.offset[number])
+        start, size, offset = (int(c[number]) for c in (table.stored_offset, table.stored_size, table.offset))
+        data: bytes | memoryview
         if self._manifest.shards[shard].compression != "none":
-            data = decompress_frame(data, int(table.size[number]), url=url, offset=offset)
+            frame = storage.read_range(url, start, size)
+            data = decompress_frame(frame, int(table.size[number]), url=url, offset=offset)
+        elif buffers is not None:
+            data = buffers.take(size).data
+            storage.read_into(url, start, data)
+        else:
+            data = storage.read_range(url, start, size)
         found, expected = crc32(data), int(table.crc32[number])
         if found != expected:
             raise ShardError(
@@ -339,7 +351,7 @@ class ShardAccess:
         else:
             block = self._frames.get((shard, number))
             if block is None:
-                block = self._read(shard, number)
+                block = bytes(self._read(shard, number))
                 self._frames.put((shard, number), block, len(block))
             data = block[begin : begin + size]
         found = crc32(data)

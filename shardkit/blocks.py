@@ -42,7 +42,7 @@ class Block:
 
     def __init__(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         *,
         url: str,
         shard: int,
@@ -130,7 +130,7 @@ class Block:
         while at <= last_header:
             digits, terminator, stored, kind, prefix = common_fields(data, at)
             begin = at + BLOCK_BYTES
-            header = data[at:begin]
+            header = bytes(data[at:begin])
             name_end = header.find(0)
             try:
                 end = begin + int(digits, 8)
@@ -182,14 +182,14 @@ class Block:
 class _BlockStream:
     """A block as an archive of its own: its bytes, and an end-of-archive mark."""
 
-    def __init__(self, data: bytes, url: str) -> None:
+    def __init__(self, data: bytes | memoryview, url: str) -> None:
         self.url = url
         self.size: int | None = len(data) + len(END_OF_ARCHIVE)
         self._data = data
         self._at = 0
 
     def read(self, n: int, /) -> bytes:
-        piece = self._data[self._at : self._at + n]
+        piece = bytes(self._data[self._at : self._at + n])
         if len(piece) < n:
             piece += END_OF_ARCHIVE[max(0, self._at - len(self._data)) :][: n - len(piece)]
         self._at += len(piece)

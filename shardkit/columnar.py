@@ -27,7 +27,8 @@ _NAME = slice(0, 100)  # of a tar header
 _SIZE = slice(124, 135)  # its digits
 _SIZE_END, _KIND, _PREFIX = 135, 156, 345
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-_LEAST_REGULAR = 8  # samples, for whom it pays
+_LEAST_REGULAR = 64  # samples, for whom it pays
+_LARGE = 4096  # bytes; such values stay in their block until they are needed: copying them then is cheaper than twice
 _MAX_DIGITS = 18  # that fit into 64 bits whatever they are
 
 
@@ -53,7 +54,8 @@ class ColumnReader:
         Values are arrays of numbers, (samples, ...), as torch takes them, or of objects, (samples,).
         """
         try:
-            found = regular_spans(block.data, block.samples) or _spans(block)
+            found = regular_spans(block.data, block.samples) if block.samples >= _LEAST_REGULAR else None
+            found = found or _spans(block)
             if found is None:
                 return None
             keys, spans = found
@@ -72,21 +74,26 @@ class ColumnReader:
             return self._arrays(self._decoder, block.data, field, begins, ends)
         if kind is LightKind.INT and (numbers := parse_digits(block.data, begins, ends)) is not None:
             return numbers
-        data = block.data
-        pieces: list[Any] = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        data, places = block.data, zip(begins.tolist(), ends.tolist(), strict=True)
+        column = np.empty(block.samples, dtype=object)
         if kind is LightKind.TEXT:
-            pieces = [piece.decode() for piece in pieces]
+            column[:] = [str(data[begin:end], "utf-8") for begin, end in places]
         elif kind is LightKind.INT and self._decoder:
-            return np.array([self._decoder.decode(field, piece) for piece in pieces], dtype=np.int64)
-        column = np.empty(len(pieces), dtype=object)
-        column[:] = pieces
+            return np.array([self._decoder.decode(field, bytes(data[b:e])) for b, e in places], dtype=np.int64)
+        elif int((ends - begins).sum()) < _LARGE * block.samples:
+            column[:] = [bytes(data[begin:end]) for begin, end in places]
+        else:
+            view = memoryview(data)
+            column[:] = [view[begin:end] for begin, end in places]
         return column
 
     @staticmethod
-    def _arrays(decoder: Decoder, data: bytes, field: str, begins: IntArray, ends: IntArray) -> npt.NDArray[Any]:
+    def _arrays(
+        decoder: Decoder, data: bytes | memoryview, field: str, begins: IntArray, ends: IntArray
+    ) -> npt.NDArray[Any]:
         """Return the arrays of a field as one. Raises ValueError if their headers or distances differ."""
         size, step = int(ends[0] - begins[0]), int(begins[1] - begins[0]) if len(begins) > 1 else 0
-        first = decoder.decode(field, data[int(begins[0]) : int(ends[0])])
+        first = decoder.decode(field, bytes(data[int(begins[0]) : int(ends[0])]))
         start = size - first.nbytes
         if (
             not first.nbytes
@@ -154,7 +161,7 @@ class Arena:
         batch: Batch = {}
         for name, column in (self._columns or {}).items():
             taken = column.take(rows, axis=0)
-            batch[name] = taken.tolist() if column.dtype == object else torch.from_numpy(taken)
+            batch[name] = _own(taken.tolist()) if column.dtype == object else torch.from_numpy(taken)
         return batch
 
     def sample(self, row: int) -> Sample:
@@ -162,19 +169,28 @@ class Arena:
         sample: Sample = {}
         for name, column in (self._columns or {}).items():
             value = column[row]
-            if column.dtype != object:
+            if column.dtype == object:
+                (value,) = _own([value])
+            else:
                 value = int(value) if column.ndim == 1 and column.dtype == np.int64 else np.array(value)
             sample[name] = value
         return sample
 
 
-def regular_spans(data: bytes, samples: int) -> tuple[list[str], Spans] | None:
+def _own(values: list[Any]) -> list[Any]:
+    """Return values of which none is a view of a block."""
+    if any(type(value) is memoryview for value in values):
+        return [bytes(value) if type(value) is memoryview else value for value in values]
+    return values
+
+
+def regular_spans(data: bytes | memoryview, samples: int) -> tuple[list[str], Spans] | None:
     """Return the keys and spans of a block whose samples all have the same members at the same distances.
 
     The block's checksum vouches for its headers, so their own are not computed. None if anything at all differs from
     the common case: plain headers, names of one length, of which only the keys differ.
     """
-    if samples < _LEAST_REGULAR or len(data) % (samples * BLOCK_BYTES):
+    if len(data) % (samples * BLOCK_BYTES):
         return None
     table = np.frombuffer(data, dtype=np.uint8).reshape(samples, -1)
     step = table.shape[1]
@@ -221,7 +237,7 @@ def regular_spans(data: bytes, samples: int) -> tuple[list[str], Spans] | None:
         return None
 
 
-def parse_digits(data: bytes, begins: IntArray, ends: IntArray) -> IntArray | None:
+def parse_digits(data: bytes | memoryview, begins: IntArray, ends: IntArray) -> IntArray | None:
     """Return the whole numbers that are written at some places; None if one is anything but up to 18 digits.
 
     Example:

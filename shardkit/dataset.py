@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardkit.access import ShardAccess, cannot_read_blocks
 from shardkit.blocks import Block
+from shardkit.buffers import Buffers
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, DatasetError, check_path
 from shardkit.filters import Where, select_samples
@@ -352,8 +353,13 @@ class ShardDataset:
         block, row = np.divmod(numbers - self._first[shard], self.manifest.block_samples)
         return Places(shard, block, row)
 
-    def read_block(self, shard: int, block: int) -> Block:
+    def read_block(self, shard: int, block: int, buffers: Buffers | None = None) -> Block:
         """Read one block: one range of the shard, whose checksum is compared, and which is decompressed.
+
+        Args:
+            shard: Its shard's number.
+            block: Its number in the shard.
+            buffers: Where it is read to, if it is not compressed; by default into memory of its own.
 
         Raises:
             ArgumentError: There is no such block.
@@ -361,7 +367,7 @@ class ShardDataset:
             DatasetError: The index is not usable, or is another shard's.
             FileNotFoundError: The shard or its index is missing.
         """
-        return self._access.read_block(int(shard), int(block))
+        return self._access.read_block(int(shard), int(block), buffers)
 
 
 def _sums(numbers: Sequence[int]) -> IntArray:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shardkit.blocks import Block
+from shardkit.buffers import Buffers
 from shardkit.columnar import Arena
 from shardkit.errors import WorkerError
 from shardkit.order import Batches, IntArray, OrderPlan
@@ -40,8 +41,8 @@ class Blocks(Places, Protocol):
 
     block_bytes: float
 
-    def read_block(self, shard: int, block: int, /) -> Block:
-        """Return a block."""
+    def read_block(self, shard: int, block: int, buffers: Buffers, /) -> Block:
+        """Return a block, read into one of the buffers if it can be."""
         ...
 
 
@@ -108,6 +109,7 @@ class Engine:
         collate: Makes a batch of rows. Called by the same threads.
         make_arena: Returns an arena with room for so many blocks, if batches can be gathered from whole blocks.
         skips: Leave out rows that cannot be read or decoded.
+        buffers: What blocks are read into.
         num_workers: How many threads make rows.
         memory: How many bytes of blocks are held, unless the next batch needs more.
     """
@@ -125,6 +127,7 @@ class Engine:
         collate: Callable[[list[Any]], Any],
         make_arena: Callable[[int], Arena] | None,
         skips: bool,
+        buffers: Buffers,
         num_workers: int,
         memory: int,
     ) -> None:
@@ -142,6 +145,7 @@ class Engine:
         self._free_places = list(range(places - 1, -1, -1))
         self._places = np.zeros(1 << 10, dtype=np.int64)  # of the slots, by number; -1 if not in the arena
         self._arena = make_arena(places) if make_arena else None
+        self._buffers = buffers
         self._planned = schedule(blocks, plan, batches, position=position, rank=rank)
         self._upcoming: Planned | None = None  # not yet admitted
         self._slots: dict[int, _Slot] = {}  # those that are held, by number
@@ -269,7 +273,7 @@ class Engine:
         """Fetch a block, and decode it whole where that is possible."""
         content: Block | Exception | None
         try:
-            content = self._blocks.read_block(shard, block)
+            content = self._blocks.read_block(shard, block, self._buffers)
             if self._arena is not None and slot.place >= 0 and self._arena.put(slot.place, content):
                 content = None
         except Exception as error:  # noqa: BLE001 - it is raised where the block's rows would come

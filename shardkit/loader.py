@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict
 
 from shardkit.batches import collate
+from shardkit.buffers import Buffers
 from shardkit.columnar import Arena, ColumnReader
 from shardkit.dataset import ShardDataset
 from shardkit.engine import Engine, Finished
@@ -156,6 +157,7 @@ class ShardLoader:
         self._lanes = dataset.order(seed=0, epoch=0, lanes=lanes, shuffle=self._shuffle).lanes
         self._num_workers = check_whole("num_workers", num_workers, least=1)
         self._memory = parse_bytes(memory)
+        self._buffers = Buffers(self._memory)
         self._drop_last = bool(drop_last)
         self._skips = on_error == "skip"
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
@@ -323,6 +325,7 @@ class ShardLoader:
             collate=self._collate,
             make_arena=self._make_arena,
             skips=self._skips,
+            buffers=self._buffers,
             num_workers=self._num_workers,
             memory=self._memory,
         )

@@ -59,22 +59,24 @@ class LocalStorage:
 
     def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:  # noqa: ARG002 - no cache
         """See ``Storage.read_range``."""
-        descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _opened(url) as descriptor:
             data = os.pread(descriptor, size, start)
             while len(data) < size:  # one pread returns at most 2 GiB
                 piece = os.pread(descriptor, size - len(data), start + len(data))
                 if not piece:
-                    raise TruncatedShardError(
-                        f"{url}: ends at byte {start + len(data):,}, expected {size:,} bytes from byte {start:,}; "
-                        "it was cut or replaced, so fetch or write it again",
-                        url=url,
-                        offset=start + len(data),
-                    )
+                    raise _truncated(url, start, size, len(data))
                 data += piece
             return data
-        finally:
-            os.close(descriptor)
+
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:  # noqa: ARG002 - as above
+        """See ``Storage.read_into``."""
+        with _opened(url) as descriptor:
+            done = 0
+            while done < len(out):
+                count = os.preadv(descriptor, [out[done:]], start + done)
+                if not count:
+                    raise _truncated(url, start, len(out), done)
+                done += count
 
     def open(self, url: str, start: int = 0) -> ByteStream:
         """See ``Storage.open``."""
@@ -153,6 +155,24 @@ def _named(url: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
             error.filename = url
         raise
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[int]:
+    descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _truncated(url: str, start: int, size: int, found: int) -> TruncatedShardError:
+    return TruncatedShardError(
+        f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
+        "so fetch or write it again",
+        url=url,
+        offset=start + found,
+    )
 
 
 def _taken(url: str) -> DatasetExistsError:

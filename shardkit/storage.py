@@ -99,6 +99,10 @@ class Storage(Protocol):
         """
         ...
 
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
+        """Fill ``out`` with the bytes from ``start``; else as ``read_range``. After an error, it holds anything."""
+        ...
+
     def open(self, url: str, start: int = 0) -> ByteStream:
         """Return a forward stream from ``start``."""
         ...

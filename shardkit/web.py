@@ -84,6 +84,10 @@ class WebStorage:
         """See ``Storage.read_range``."""
         return self._ranges.read(url, start, size, fresh=fresh)
 
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
+        """See ``Storage.read_into``."""
+        out[:] = self._ranges.read(url, start, len(out), fresh=fresh)
+
     def open(self, url: str, start: int = 0) -> RangeStream:
         """See ``Storage.open``."""
         return self._ranges.open(url, start)

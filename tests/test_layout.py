@@ -55,7 +55,7 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
-    *["order", "blocks", "access", "filters", "dataset", "sampler"],
+    *["order", "buffers", "blocks", "access", "filters", "dataset", "sampler"],
     *["batches", "columnar", "rows", "schedule", "threads", "engine", "loader"],
     *["verify", "inspection", "mixing", "report", "testing", "output", "cli"],
     "webdataset",
@@ -75,7 +75,7 @@ VOCABULARY = {
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
     # a dataset: which samples, and where they lie
-    *["block", "dataset", "indices", "lanes", "memory", "raw", "rng", "samples", "shard"],
+    *["block", "buffers", "dataset", "indices", "lanes", "memory", "raw", "rng", "samples", "shard"],
     # an image, and what is made of it
     *["antialias", "crop", "exif", "flip", "image", "nearest", "ratio", "scale", "size"],
     # what a random number is to be

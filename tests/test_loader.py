@@ -578,7 +578,7 @@ def test_no_more_is_held_than_memory_allows(dataset):
 def test_ranks_that_divide_the_lanes_read_each_block_once_but_for_those_at_lanes_ends(dataset, world_size, monkeypatch):
     reads = []
     read_block = ShardDataset.read_block
-    monkeypatch.setattr(ShardDataset, "read_block", lambda self, *at: reads.append(at) or read_block(self, *at))
+    monkeypatch.setattr(ShardDataset, "read_block", lambda self, *at: reads.append(at[:2]) or read_block(self, *at))
 
     every_rank(dataset, 4, world_size, lanes=12)
 
@@ -681,19 +681,20 @@ def children_of(pid):
 
 
 def test_nothing_is_left_after_kill_9(folder, tmp_path):
-    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
     then = "for _ in range(1000): list(loader)"
     text = SCRIPT.format(folder=str(folder / "none" / "train"), worker_type="process", then=then)
     with run_script(tmp_path, text) as process:
         assert process.stdout.readline() == "begun\n"
-        assert len(children_of(process.pid)) >= 2
+        processes = [process.pid, *children_of(process.pid)]
+        assert len(processes) >= 3
+        # No shared memory has a name, so none can be left: other tests may have some meanwhile, so it is not looked for.
+        assert not [pid for pid in processes if "/dev/shm/" in Path(f"/proc/{pid}/maps").read_text()]
         process.kill()
 
     deadline = time.monotonic() + 30
     while children_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert children_of(process.pid) == []
-    assert set(os.listdir("/dev/shm")) <= shared  # noqa: PTH208
     assert [
         path.name for path in (folder / "none" / "train").iterdir() if path.suffix not in (".tar", ".parquet", ".json")
     ] == []

@@ -86,8 +86,8 @@ def test_loaders_read_as_many_bytes_as_it_says(tmp_path, world_size):
         dataset = ShardDataset(str(tmp_path / "train"))
         fetch = dataset.read_block
 
-        def read_block(shard, block, fetch=fetch):
-            found = fetch(shard, block)
+        def read_block(shard, block, buffers, fetch=fetch):
+            found = fetch(shard, block, buffers)
             read.append(found.nbytes)
             return found
 

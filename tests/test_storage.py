@@ -137,6 +137,11 @@ def test_a_range_is_all_of_it_or_an_error(tmp_path, monkeypatch):
     assert STORAGE.read_range(f"{tmp_path}/a", 100, 0) == b""
     with pytest.raises(TruncatedShardError, match=r"a: ends at byte 100, expected 20 bytes from byte 90") as caught:
         STORAGE.read_range(f"{tmp_path}/a", 90, 20)
+    out = bytearray(80)
+    STORAGE.read_into(f"{tmp_path}/a", 10, memoryview(out))
+    assert out == bytes(range(10, 90))
+    with pytest.raises(TruncatedShardError, match="ends at byte 100, expected 80 bytes from byte 30"):
+        STORAGE.read_into(f"{tmp_path}/a", 30, memoryview(out))
     assert (caught.value.url, caught.value.offset) == (f"{tmp_path}/a", 100)
 
 

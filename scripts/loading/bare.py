@@ -74,7 +74,7 @@ class _Images:
         return rows[: len(piece)], [label for _, label in piece]
 
 
-def _blocks(folder: Path) -> list[tuple[bytes, int, Any]]:
+def _blocks(folder: Path) -> list[tuple[bytes | memoryview, int, Any]]:
     """Return every block: its bytes, its CRC-32, and where each field of each sample begins and ends."""
     dataset = ShardDataset(folder, decode=False)
     found = []

@@ -1,0 +1,82 @@
+"""Memory that is used again as soon as nobody refers to it any more.
+
+The system clears new memory page by page when it is first touched, which takes longer than reading a file into it.
+"""
+
+import threading
+import weakref
+from collections import defaultdict, deque
+
+import numpy as np
+import numpy.typing as npt
+
+_FRACTION = 4  # buffers are larger than what is asked for by a sixteenth at most (2 ** -4)
+
+
+class Buffers:
+    """Arrays of bytes, whose memory is used again when neither they nor any view of them exist. Threads may share it.
+
+    Views are whatever keeps an array alive: slices, memoryviews, tensors made of it. So there is no moment at which a
+    result stops being valid.
+
+    Args:
+        kept_bytes: How much memory is kept for later, beside what is in use, at most.
+
+    Example:
+        >>> buffers = Buffers(1_000_000)
+        >>> first = buffers.take(1000)
+        >>> first[:] = 7
+        >>> view = memoryview(first)[10:20]
+        >>> del first
+        >>> other = buffers.take(1000)
+        >>> other[:] = 8
+        >>> view.tolist() == 10 * [7]
+        True
+    """
+
+    def __init__(self, kept_bytes: int) -> None:
+        self._kept_bytes = kept_bytes
+        self._free: defaultdict[int, deque[bytearray]] = defaultdict(deque)
+        self._lock = threading.Lock()
+        # Memory is given back wherever its last user lets go of it, perhaps by the thread that holds the lock. So that
+        # happens without it, in steps that are atomic.
+        self._users: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return an array of so many bytes, whose content is arbitrary."""
+        capacity = _capacity(nbytes)
+        with self._lock:
+            free = self._free[capacity]
+            try:
+                memory = free.pop()
+            except IndexError:
+                memory = bytearray(capacity)
+                self._drop_surplus()
+        # NumPy makes a view refer to this array, and not to what it is a view of, because that is no array.
+        array = np.frombuffer(memory, dtype=np.uint8, count=nbytes)
+        users, number = self._users, id(memory)
+
+        def take_back(_: object) -> None:
+            del users[number]
+            free.append(memory)
+
+        users[number] = weakref.ref(array, take_back)
+        return array
+
+    def _drop_surplus(self) -> None:
+        surplus = sum(capacity * len(free) for capacity, free in self._free.items()) - self._kept_bytes
+        for capacity, free in self._free.items():
+            while surplus > 0 and free:
+                free.pop()
+                surplus -= capacity
+
+
+def _capacity(nbytes: int) -> int:
+    """Return the size of the buffer that is taken for a request.
+
+    Example:
+        >>> _capacity(1000), _capacity(1_000_001), _capacity(0)
+        (1024, 1048576, 1)
+    """
+    step = max(1, 1 << max(0, (nbytes - 1).bit_length()) >> _FRACTION)
+    return max(1, -(-nbytes // step) * step)
