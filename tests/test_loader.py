@@ -687,7 +687,7 @@ def test_nothing_is_left_after_kill_9(folder, tmp_path):
         assert process.stdout.readline() == "begun\n"
         processes = [process.pid, *children_of(process.pid)]
         assert len(processes) >= 3
-        # No shared memory has a name, so none can be left: other tests may have some meanwhile, so it is not looked for.
+        # No shared memory has a name, so none can be left. Other tests may have some meanwhile, so it is not counted.
         assert not [pid for pid in processes if "/dev/shm/" in Path(f"/proc/{pid}/maps").read_text()]
         process.kill()
 
