@@ -184,7 +184,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
     import torch
 
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _short(value: Any) -> str:
