@@ -10,7 +10,7 @@ without the rows.
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -237,7 +237,7 @@ class ShardIndex:
             # Neither here nor in rows() may pyarrow start threads: those that are left when a short program ends abort
             # it ("terminate called without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
             self._parquet = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
-            described = json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY])
+            described = dict(json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY]))
             version = described.pop("version")
             if version != INDEX_VERSION:
                 raise DatasetError(
@@ -245,12 +245,13 @@ class ShardIndex:
                     "upgrade shardkit, or make the index again with 'shardkit index'",
                     url=url,
                 )
-            blocks = described.pop("blocks")
+            blocks = dict(described.pop("blocks"))
             self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
             self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
+            _check_types(self.facts, self.blocks)
         except PermissionError:
             raise
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise DatasetError(
                 f"{url}: is not an index of shardkit ({type(error).__name__}: {error}); "
                 "make it again with 'shardkit index'",
@@ -314,6 +315,22 @@ class ShardIndex:
         """Return the samples' keys, in order."""
         keys: list[str] = self.rows([KEY]).column(KEY).to_pylist()
         return keys
+
+
+def _check_types(facts: ShardFacts, blocks: BlockTable) -> None:
+    """Check that what an index says is what it should be. Raises TypeError or ValueError."""
+    texts = [facts.shard, facts.sha256, facts.compression, facts.plan, *facts.fields]
+    numbers = [facts.samples, facts.file_size, facts.tar_size, facts.block_samples]
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        raise TypeError("a name is not text, or a number is not an integer")
+    if min(numbers) < 0 or max(numbers) >= 1 << 63 or facts.block_samples == 0:
+        raise ValueError("a number is out of range")
+    one, stored = blocks.offset.shape, blocks.stored_offset.shape
+    alike = one == blocks.size.shape == blocks.crc32.shape and stored == blocks.stored_size.shape
+    if not alike or len(one) != 1 or stored not in (one, (0,)):
+        raise ValueError("its block table is not one of columns of equal lengths")
+    if any((getattr(blocks, part.name) < 0).any() for part in fields(blocks)):
+        raise ValueError("its block table has a negative number")
 
 
 def read_index(storage: Storage, url: str) -> ShardIndex:

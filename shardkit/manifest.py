@@ -205,8 +205,8 @@ def _check_types(data: dict[str, Any]) -> None:
         numbers += (shard["nsamples"], shard["filesize"], shard["tarsize"], shard["blocks"])
     if not set(map(type, texts)) <= {str} or set(map(type, numbers)) != {int}:
         raise TypeError("a name is not text, or a number is not an integer")
-    if min(numbers) < 0:
-        raise ValueError("a number is too small")
+    if min(numbers) < 0 or sum(numbers) >= 1 << 63:
+        raise ValueError("a number is out of range")
 
 
 def read_manifest(

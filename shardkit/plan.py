@@ -132,6 +132,13 @@ def _is_share(share: object) -> bool:
     return isinstance(share, int | float | np.number) and bool(share > 0)
 
 
+def _given_by(split_by: Callable[[str], str], key: str) -> str:
+    given: object = split_by(key)
+    if not isinstance(given, str):
+        raise ArgumentError(f"split_by gives {given!r} for the key {key!r}, expected text", key=key)
+    return given
+
+
 def assign_splits(
     hashes: UInt64Array, splits: Mapping[str, float], split_by: Callable[[str], str] | None, keys: Callable[[int], str]
 ) -> dict[str, Positions]:
@@ -146,6 +153,9 @@ def assign_splits(
             together stays together.
         keys: Gives the key at a position; called only with ``split_by``.
 
+    Raises:
+        ArgumentError: ``split_by`` gives no text.
+
     Example:
         >>> from shardkit.hashing import hash_keys
         >>> hashes = hash_keys(str(i) for i in range(1000))
@@ -153,9 +163,8 @@ def assign_splits(
         {'train': 883, 'val': 117}
     """
     if split_by is not None:
-        hashes = np.fromiter(
-            (hash_key(str(split_by(keys(i)))) for i in range(len(hashes))), dtype=np.uint64, count=len(hashes)
-        )
+        given = (_given_by(split_by, keys(i)) for i in range(len(hashes)))
+        hashes = np.fromiter(map(hash_key, given), dtype=np.uint64, count=len(hashes))
     uniform = (mix64_array(hashes ^ np.uint64(_SPLIT_DOMAIN)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     bounds = np.cumsum(list(splits.values()))[:-1]
     number = np.searchsorted(bounds, uniform, side="right")

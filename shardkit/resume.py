@@ -73,7 +73,7 @@ class Target:
             data = json.loads(read_whole(self._storage, join(self.folder, name)))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
 

@@ -1,6 +1,7 @@
 """An index holds every sample's place exactly, whatever fields it has, and is used only if it is whole."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,12 +146,58 @@ def test_an_index_that_lacks_a_column_is_refused(lost):
         ShardIndex(file, "x.parquet")
 
 
-def test_a_parquet_file_of_somebody_else_is_no_index():
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *[("samples", None, "a number is not an integer"), ("tar_size", [1], "a number is not an integer")],
+        *[
+            ("shard", 3, "a name is not text"),
+            ("fields", [3], "a name is not text"),
+            ("plan", {}, "a name is not text"),
+        ],
+        *[("file_size", -1, "a number is out of range"), ("tar_size", 2**63, "a number is out of range")],
+        *[("block_samples", 0, "a number is out of range"), ("block_samples", True, "a number is not an integer")],
+    ],
+)
+def test_an_index_whose_facts_are_none_is_refused(name, value, message):
+    builder = IndexBuilder()
+    builder.add("a", 0, 1024, [("txt", 512, 3, 7)])
+    none = np.zeros(0, dtype=np.int64)
+    wrong = replace(facts(1, ["txt"]), **{name: value})
+    write_index(file := io.BytesIO(), builder.table(), wrong, BlockTable(none, none, none, none, none))
+
+    with pytest.raises(DatasetError, match=f"x.parquet: is not an index of shardkit .*{message}"):
+        ShardIndex(file, "x.parquet")
+
+
+@pytest.mark.parametrize("name", ["offset", "size", "crc32", "stored_offset", "stored_size"])
+@pytest.mark.parametrize(
+    "value", [np.array(1), np.arange(2), np.zeros((3, 1)), np.arange(4)], ids=["0", "2", "31", "4"]
+)
+def test_an_index_whose_block_table_has_columns_of_other_lengths_is_refused(name, value):
+    blocks = replace(BlockTable(*(np.arange(3) for _ in range(5))), **{name: value.astype(np.int64)})
+
+    with pytest.raises(
+        DatasetError, match=r"x.parquet: is not an index .*: its block table is not one of columns of eq"
+    ):
+        ShardIndex(written(IndexBuilder(), 0, blocks), "x.parquet")
+
+
+@pytest.mark.parametrize("name", ["offset", "size", "crc32", "stored_offset", "stored_size"])
+def test_an_index_whose_block_table_has_a_negative_number_is_refused(name):
+    blocks = replace(BlockTable(*(np.arange(3) for _ in range(5))), **{name: np.array([0, -(2**63), 2])})
+
+    with pytest.raises(DatasetError, match=r"x.parquet: is not an index .*: its block table has a negative number"):
+        ShardIndex(written(IndexBuilder(), 0, blocks), "x.parquet")
+
+
+@pytest.mark.parametrize("metadata", [None, {"shardkit": "[" * 100_000}, {"shardkit": "7"}])
+def test_a_parquet_file_of_somebody_else_is_no_index(metadata):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     file = io.BytesIO()
-    pq.write_table(pa.table({"__key__": ["a"]}), file)
+    pq.write_table(pa.table({"__key__": ["a"]}).replace_schema_metadata(metadata), file)
 
     with pytest.raises(DatasetError, match="is not an index of shardkit"):
         ShardIndex(file, "x.parquet")

@@ -124,6 +124,7 @@ def test_what_is_no_manifest_is_refused(text):
     [
         *[("url", 7), ("url", None), ("nsamples", "2"), ("nsamples", -2), ("nsamples", True), ("filesize", "9")],
         *[("filesize", -1), ("tarsize", 1.5), ("sha256", None), ("compression", 7), ("blocks", None)],
+        *[("blocks", 2**70), ("filesize", 2**63), ("block_samples", 2**63)],
         *[("block_samples", 0), ("block_samples", "16"), ("fields", "jpg"), ("fields", [1]), ("classes", {})],
         *[("unique_keys", "no"), ("columns", []), ("columns", {"a": 1}), ("packed", 3), ("shardlist", 7)],
         *[("shardlist", [7]), ("shardlist", [{}])],

@@ -377,6 +377,13 @@ def test_a_sample_stays_in_its_split_when_the_data_is_shuffled_anew_or_grows(tmp
     assert {key: second[key] for key in first} == first
 
 
+@pytest.mark.parametrize("given", [None, 3])
+def test_split_by_that_gives_no_text_is_an_error(tmp_path, given):
+    with pytest.raises(ArgumentError, match=f"split_by gives {given} for the key '0000', expected text"):
+        quiet(samples(9), tmp_path / "ds", splits=SPLITS, split_by=lambda _: given)
+    assert not list(tmp_path.rglob("*.tar"))
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_split_by_keeps_what_belongs_together_in_one_split(tmp_path, listed):
     for number in range(200):
@@ -805,7 +812,9 @@ def test_other_arguments_in_the_same_folder_are_refused_by_name(
     assert contents(interrupted) == contents(tmp_path / "clean/ds")
 
 
-@pytest.mark.parametrize("manifest", ["{}", '{"packed": 3}', '{"packed": {"request": [1]}}', "[]", "no JSON"])
+@pytest.mark.parametrize(
+    "manifest", ["{}", "[" * 100_000, '{"packed": 3}', '{"packed": {"request": [1]}}', "[]", "no JSON"]
+)
 def test_a_dataset_that_no_pack_wrote_is_refused_and_stays(tmp_path, images, manifest):
     (tmp_path / "ds").mkdir()
     (tmp_path / "ds/manifest.json").write_text(manifest)
