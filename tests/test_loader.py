@@ -665,36 +665,3 @@ def test_ctrl_c_ends_everything_with_one_traceback(folder, tmp_path, worker_type
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1
     assert errors.strip().endswith("KeyboardInterrupt")
-
-
-def children_of(pid):
-    """Return the processes below a process, its own group's, that still live."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[2]) == pid and fields[0] != "Z" and int(status.parent.name) != pid:
-            found.append(status.parent.name)
-    return found
-
-
-def test_nothing_is_left_after_kill_9(folder, tmp_path):
-    then = "for _ in range(1000): list(loader)"
-    text = SCRIPT.format(folder=str(folder / "none" / "train"), worker_type="process", then=then)
-    with run_script(tmp_path, text) as process:
-        assert process.stdout.readline() == "begun\n"
-        processes = [process.pid, *children_of(process.pid)]
-        assert len(processes) >= 3
-        # No shared memory has a name, so none can be left. Other tests may have some meanwhile, so it is not counted.
-        assert not [pid for pid in processes if "/dev/shm/" in Path(f"/proc/{pid}/maps").read_text()]
-        process.kill()
-
-    deadline = time.monotonic() + 30
-    while children_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert children_of(process.pid) == []
-    assert [
-        path.name for path in (folder / "none" / "train").iterdir() if path.suffix not in (".tar", ".parquet", ".json")
-    ] == []
