@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -28,6 +29,8 @@ from shardkit.tar import MAX_MEMBER_BYTES, Member, read_members
 EVERY_FIELD = FieldSelection.parse(None)
 
 _MAGIC = re.compile(r"[*?[]")
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_MAX_NAMES = 1_000_000  # that a pattern stands for: a second, and a few hundred megabytes; a typing error has more
 _MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: about a megabyte a field
 
 _MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
@@ -102,9 +105,13 @@ def _expand_braces(pattern: str) -> list[str]:
     from braceexpand import braceexpand
 
     try:
-        return list(braceexpand(pattern))
+        longest = max((abs(int(last) - int(first)) for first, last in _RANGE.findall(pattern)), default=0)
+        names = list(islice(braceexpand(pattern), _MAX_NAMES + 1)) if longest < _MAX_NAMES else None
     except ValueError as error:
         raise ArgumentError(f"{pattern}: is no brace pattern ({error}); close every brace") from error
+    if names is None or len(names) > _MAX_NAMES:
+        raise ArgumentError(f"{pattern}: stands for more than {_MAX_NAMES:,} names; correct it, or give a folder")
+    return names
 
 
 def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocation]:

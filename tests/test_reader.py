@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from zlib import crc32
 
 import numpy as np
@@ -17,6 +18,7 @@ from shardkit.manifest import Manifest, Shard, strip_suffix
 from shardkit.reader import ShardLocation, _group, find_shards, read_shard
 from shardkit.sample import KEY, URL, FieldSelection, split_name
 from shardkit.tar import END_OF_ARCHIVE, Member, padding
+from tests.shared import MIB, peak_memory
 from tests.shared import tar_of as tar
 
 
@@ -316,6 +318,20 @@ def test_patterns_lists_and_standard_input_are_expanded_in_order(tmp_path, monke
     assert names_of("s/1/b[0].tar") == ["s/1/b[0].tar"]
     assert names_of(["b.tar", "a-{1,0}.tar", "-", "b.tar"]) == ["b.tar", "a-1.tar", "a-0.tar", "-", "b.tar"]
     assert names_of("s/1/a.txt") == ["s/1/a.txt"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{1..99999999999}", "a{-7..99999999999..2}", "{a,b}{1..100}{1..100}{1..100}", "a{2000000..1}"]
+)
+def test_a_pattern_of_too_many_names_is_refused_in_little_memory(pattern, monkeypatch):
+    monkeypatch.setattr(sys.modules["shardkit.reader"], "_MAX_NAMES", 1000)
+
+    def find():
+        with pytest.raises(ArgumentError, match="stands for more than 1,000 names; correct it, or give a folder"):
+            find_shards(pattern)
+
+    assert peak_memory(find) < MIB
+    assert len(find_shards("{a{001..400},b{001..600}}.tar")) == 1000
 
 
 def test_what_exists_is_no_pattern(tmp_path, monkeypatch):
