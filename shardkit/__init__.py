@@ -74,6 +74,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     engine        the blocks of an epoch, fetched ahead -> its batches, in order
     loader        batches for a training loop, resumable between any two
 
+    findings      what was found to be wrong
     verify        a dataset -> what is damaged in it
     inspection    which samples there are, one member, figures
     mixing        how well an order mixes, as numbers
@@ -105,6 +106,7 @@ from shardkit.errors import (
     UnfinishedDatasetError,
     WorkerError,
 )
+from shardkit.findings import DamagedShard, Problem, VerifyReport
 from shardkit.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from shardkit.indexing import index_shards
 from shardkit.loader import ShardLoader
@@ -114,7 +116,7 @@ from shardkit.report import ShuffleReport, shuffle_report
 from shardkit.rng import Rng
 from shardkit.shard_source import ShardSource
 from shardkit.sources import FileFolder, ImageFolder
-from shardkit.verify import DamagedShard, Problem, VerifyReport, verify
+from shardkit.verify import verify
 from shardkit.writer import ShardWriter
 
 if TYPE_CHECKING:

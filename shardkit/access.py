@@ -18,12 +18,12 @@ from isal.isal_zlib import crc32
 from shardkit.blocks import Block
 from shardkit.buffers import Buffers
 from shardkit.compress import decompress_frame
-from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError
+from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError, hide_secrets
 from shardkit.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
 from shardkit.manifest import Manifest
 from shardkit.sample import COLUMNS, KEY, URL, FieldSelection, Sample
 from shardkit.schemes import storage_for
-from shardkit.storage import join
+from shardkit.storage import is_remote, join, read_right
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,7 +128,7 @@ class ShardAccess:
         self._manifest = manifest
         self._fields = tuple(fields)
         self._columns = tuple(columns)
-        self._storage_options = storage_options
+        self._storage = storage_for(manifest.url, storage_options)
         self._tables: BoundedCache[BlockTable] = BoundedCache(BLOCK_TABLE_BYTES)
         self._rows: BoundedCache[Rows] = BoundedCache(ROW_BYTES)
         self._frames: BoundedCache[bytes] = BoundedCache(FRAME_BYTES)
@@ -147,7 +147,7 @@ class ShardAccess:
         entry = self._manifest.shards[shard]
         url = join(self._manifest.url, entry.index_url)
         try:
-            index = read_index(storage_for(url, self._storage_options), url)
+            index = read_index(self._storage, url)
         except FileNotFoundError as error:
             error.add_note(f"The manifest promises this index of {self.url(shard)}. Fetch it, or run 'shardkit index'")
             raise
@@ -204,7 +204,9 @@ class ShardAccess:
                 f"{index_url}: has blocks that cannot be in its shard; make it again with 'shardkit index'",
                 url=index_url,
             )
-        size = storage_for(url, self._storage_options).info(url).size
+        if is_remote(url):
+            return  # the blocks' checksums say as much, and it would be a request for each shard
+        size = self._storage.info(url).size
         if size != entry.file_size:
             kind = TruncatedShardError if size < entry.file_size else ShardError
             raise kind(
@@ -232,7 +234,7 @@ class ShardAccess:
         samples = min(block_samples, entry.samples - first)
         return Block(
             data,
-            url=self.url(shard),
+            url=hide_secrets(self.url(shard)),
             shard=shard,
             number=number,
             offset=int(self.table(shard).offset[number]),
@@ -244,27 +246,32 @@ class ShardAccess:
         table, url = self.table(shard), self.url(shard)
         if not 0 <= number < len(table):
             raise ArgumentError(f"shard {url}: has the blocks 0 to {len(table) - 1:,}, not {number:,}")
-        storage = storage_for(url, self._storage_options)
-        start, size, offset = (int(c[number]) for c in (table.stored_offset, table.stored_size, table.offset))
-        data: bytes | memoryview
-        if self._manifest.shards[shard].compression != "none":
-            frame = storage.read_range(url, start, size)
-            data = decompress_frame(frame, int(table.size[number]), url=url, offset=offset)
-        elif buffers is not None:
-            data = buffers.take(size).data
-            storage.read_into(url, start, data)
-        else:
-            data = storage.read_range(url, start, size)
-        found, expected = crc32(data), int(table.crc32[number])
-        if found != expected:
-            raise ShardError(
-                f"shard {url}: block {number:,} at byte {offset:,} has the CRC-32 {found:08x}, its index says "
-                f"{expected:08x}; it is damaged or was replaced, so fetch or write it again ('shardkit verify' says "
-                "which samples are whole)",
-                url=url,
-                offset=offset,
-            )
-        return data
+        start, stored_size = int(table.stored_offset[number]), int(table.stored_size[number])
+        offset, size, expected = int(table.offset[number]), int(table.size[number]), int(table.crc32[number])
+        is_plain = self._manifest.shards[shard].compression == "none"
+        out = buffers.take(size).data if is_plain and buffers is not None else None
+
+        def read(*, fresh: bool) -> bytes | memoryview:
+            data: bytes | memoryview
+            if out is not None:
+                data = out
+                self._storage.read_into(url, start, data, fresh=fresh)
+            else:
+                data = self._storage.read_range(url, start, stored_size, fresh=fresh)
+            if not is_plain:
+                data = decompress_frame(bytes(data), size, url=url, offset=offset)
+            found = crc32(data)
+            if found != expected:
+                raise ShardError(
+                    f"shard {url}: block {number:,} at byte {offset:,} has the CRC-32 {found:08x}, its index says "
+                    f"{expected:08x}; it is damaged or was replaced, so fetch or write it again ('shardkit verify' "
+                    "says which samples are whole)",
+                    url=url,
+                    offset=offset,
+                )
+            return data
+
+        return read_right(url, read)
 
     def rows(self, shard: int, group: int) -> Rows:
         """Return a group of an index's rows: those from ``group * ROW_GROUP_ROWS`` on.
@@ -327,7 +334,7 @@ class ShardAccess:
         group, at = divmod(row, ROW_GROUP_ROWS)
         rows = self.rows(shard, group)
         key: str = rows.keys[at].as_py()
-        sample: Sample = {KEY: key, URL: self.url(shard)}
+        sample: Sample = {KEY: key, URL: hide_secrets(self.url(shard))}
         if self._columns:
             sample[COLUMNS] = {name: rows.columns[name][at].as_py() for name in rows.columns}
             sample[COLUMNS] = {name: sample[COLUMNS].get(name) for name in self._columns}
@@ -346,25 +353,30 @@ class ShardAccess:
         begin = offset - int(table.offset[number])
         if begin < 0 or not 0 <= size <= int(table.size[number]) - begin:
             raise _damaged(self.index(shard).url, f"sample {key!r} is not in its block")
-        if self._manifest.shards[shard].compression == "none":
-            data = storage_for(url, self._storage_options).read_range(url, offset, size) if size else b""
-        else:
-            block = self._frames.get((shard, number))
-            if block is None:
-                block = bytes(self._read(shard, number))
-                self._frames.put((shard, number), block, len(block))
-            data = block[begin : begin + size]
-        found = crc32(data)
-        if found != expected:
-            raise ShardError(
-                f"shard {url}: field {field!r} of sample {key!r} at byte {offset:,} has the CRC-32 {found:08x}, its "
-                f"index says {expected:08x}; it is damaged or was replaced, so fetch or write it again",
-                url=url,
-                offset=offset,
-                key=key,
-                field=field,
-            )
-        return data
+        is_plain = self._manifest.shards[shard].compression == "none"
+        block = None if is_plain else self._frames.get((shard, number))
+        if not is_plain and block is None:
+            block = bytes(self._read(shard, number))
+            self._frames.put((shard, number), block, len(block))
+
+        def read(*, fresh: bool) -> bytes:
+            if block is not None:
+                data = block[begin : begin + size]
+            else:
+                data = self._storage.read_range(url, offset, size, fresh=fresh) if size else b""
+            found = crc32(data)
+            if found != expected:
+                raise ShardError(
+                    f"shard {url}: field {field!r} of sample {key!r} at byte {offset:,} has the CRC-32 {found:08x}, "
+                    f"its index says {expected:08x}; it is damaged or was replaced, so fetch or write it again",
+                    url=url,
+                    offset=offset,
+                    key=key,
+                    field=field,
+                )
+            return data
+
+        return read_right(url, read)
 
 
 def cannot_read_blocks(folder: str, url: str, compression: str) -> DatasetError:

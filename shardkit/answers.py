@@ -3,7 +3,7 @@
 import email.utils
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardkit.attempts import Attempts
@@ -28,9 +28,26 @@ class Version:
     modified: str = ""
 
     @property
+    def is_named(self) -> bool:
+        """Whether the server says more of it than its size."""
+        return bool(self.etag or self.modified)
+
+    @property
     def condition(self) -> dict[str, str]:
         """The header that asks for this version only. A weak ETag cannot."""
         return {"If-Match": self.etag} if self.etag.startswith('"') else {}
+
+    def contradicts(self, other: "Version") -> bool:
+        """Return whether the versions differ in their size alone, so that a server or proxy must have erred."""
+        if not self.is_named or not other.is_named:
+            return self.is_named or other.is_named  # one comes from who knows no versions, a proxy's page perhaps
+        return self.etag == other.etag if self.etag or other.etag else self.modified == other.modified
+
+    def settle(self, other: "Version") -> "Version":
+        """Return what is left to believe of two contradictory versions."""
+        if self.is_named and other.is_named:
+            return replace(self, size=None)
+        return self if self.is_named else other
 
     def differs(self, other: "Version") -> str:
         """Return in what the versions are known to differ; empty if they may be the same."""
@@ -86,10 +103,12 @@ def read_extent(response: "BaseHTTPResponse", position: int) -> tuple[int, int |
     said = headers.get("Content-Range", "").strip()
     match = _CONTENT_RANGE.match(said)
     first, stop = (int(match[1]), int(match[2]) + 1) if match and match[1] else (-1, -1)
-    if first != position or stop <= first or (length is not None and length != stop - first):
+    size = _number(match[3]) if match else None
+    is_possible = first == position and first < stop and (size is None or stop <= size)
+    if not is_possible or (length is not None and length != stop - first):
         has = "" if length is None else f" and {length:,} bytes"
         raise ValueError(f"it has the Content-Range {said!r}{has}")
-    return first, stop, _number(match[3]) if match else None
+    return first, stop, size
 
 
 def read_version(response: "BaseHTTPResponse", size: int | None) -> Version:

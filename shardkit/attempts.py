@@ -26,10 +26,11 @@ class Attempts:
         seconds: How long it may take, and a second more for each 100 kB that come.
 
     Attributes:
-        renewals: How often it was made in another way.
+        renewals: How often it was asked for in another way.
+        wrong_answers: How often something else came than was asked for.
     """
 
-    __slots__ = ("_began", "_received", "_seconds", "_total", "_tries", "_url", "renewals")
+    __slots__ = ("_began", "_received", "_seconds", "_total", "_tries", "_url", "renewals", "wrong_answers")
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url
@@ -39,6 +40,7 @@ class Attempts:
         self._tries = 0  # since the last byte
         self._total = 0
         self.renewals = 0
+        self.wrong_answers = 0
 
     @property
     def seconds_left(self) -> float:

@@ -13,16 +13,14 @@ from shardkit.access import ShardAccess, cannot_read_blocks
 from shardkit.blocks import Block
 from shardkit.buffers import Buffers
 from shardkit.codecs import Decoder
-from shardkit.errors import ArgumentError, DatasetError, check_path
+from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
 from shardkit.filters import Where, select_samples
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
 from shardkit.manifest import read_manifest
-from shardkit.order import OrderPlan, default_lanes
+from shardkit.order import IntArray, OrderPlan, default_lanes
 from shardkit.rng import Rng
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 from shardkit.transforms import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Places(NamedTuple):
@@ -210,7 +208,8 @@ class ShardDataset:
         return {**self.__dict__, "_by_key": None}  # workers are sent what they cannot find themselves
 
     def __repr__(self) -> str:
-        return f"ShardDataset({self.manifest.url!r}, {len(self):,} samples in {len(self.manifest.shards):,} shards)"
+        url, shards = hide_secrets(self.manifest.url), len(self.manifest.shards)
+        return f"ShardDataset({url!r}, {len(self):,} samples in {shards:,} shards)"
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Any: ...
@@ -229,7 +228,7 @@ class ShardDataset:
                 "mask, and a ShardSampler is passed to a DataLoader as batch_sampler="
             ) from None
         if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.manifest.url}: has no sample {number:,}, it has {len(self):,}")
+            raise IndexError(f"{hide_secrets(self.manifest.url)}: has no sample {number:,}, it has {len(self):,}")
         shard, row = self._place(number % len(self))
         raw = self._access.read_sample(shard, row, self.selection)
         return self.load(raw, Rng(derive(hash_key(raw[KEY]))) if self.transform.needs_rng else None)
@@ -290,7 +289,7 @@ class ShardDataset:
         suspects = order[hashes.searchsorted(sought) : hashes.searchsorted(sought, side="right")].tolist()
         found = [number for number in suspects if self._access.key(*self._place(number)) == key]
         if not found:
-            raise KeyError(f"{self.manifest.url}: none of the {len(self):,} samples has the key {key!r}")
+            raise KeyError(f"{hide_secrets(self.manifest.url)}: none of the {len(self):,} samples has the key {key!r}")
         if len(found) > 1:
             raise DatasetError(
                 f"{self.manifest.url}: {len(found):,} samples have the key {key!r}, the first are the numbers "

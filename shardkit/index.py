@@ -7,23 +7,22 @@ tar. What concerns the whole shard, the block table among it, is JSON in the Par
 without the rows.
 """
 
+import io
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import ArgumentError, DatasetError
+from shardkit.errors import ArgumentError, DatasetError, StorageError
 from shardkit.sample import KEY, SOURCE
-from shardkit.storage import RangeFile, Storage
+from shardkit.storage import RangeFile, Storage, is_remote, read_right
 
 if TYPE_CHECKING:
-    import io
-
     import pyarrow as pa
 
 INDEX_VERSION = 1
@@ -34,6 +33,8 @@ PARTS = ("offset", "size", "crc32")
 ROW_GROUP_ROWS = 65_536
 
 MAX_BLOCK_SAMPLES = 1024
+
+_SMALL_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,15 +229,19 @@ class ShardIndex:
         ['a']
     """
 
-    def __init__(self, file: "io.RawIOBase | io.BytesIO", url: str) -> None:
+    def __init__(
+        self,
+        file: io.RawIOBase | io.BytesIO,
+        url: str,
+        *,
+        fetch: Callable[[], io.RawIOBase | io.BytesIO] | None = None,
+    ) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         self.url = url
+        self._fetch = fetch  # the file anew, if what came of it is wrong
         try:
-            # Neither here nor in rows() may pyarrow start threads: those that are left when a short program ends abort
-            # it ("terminate called without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
-            self._parquet = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
+            self._parquet = _open_parquet(file)
             described = dict(json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY]))
             version = described.pop("version")
             if version != INDEX_VERSION:
@@ -249,7 +254,7 @@ class ShardIndex:
             self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
             self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
             _check_types(self.facts, self.blocks)
-        except PermissionError:
+        except (PermissionError, StorageError):
             raise
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise DatasetError(
@@ -302,14 +307,22 @@ class ShardIndex:
 
         names = self._parquet.schema_arrow.names
         wanted = None if columns is None else [name for name in columns if name in names]
-        try:
-            if group is not None:
-                return self._parquet.read_row_group(group, columns=wanted, use_threads=False)
-            return self._parquet.read(columns=wanted, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise DatasetError(
-                f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
-            ) from error
+
+        def read(*, fresh: bool) -> pa.Table:
+            try:
+                if fresh and self._fetch is not None:
+                    self._parquet = _open_parquet(self._fetch())
+                if group is not None:
+                    return self._parquet.read_row_group(group, columns=wanted, use_threads=False)
+                return self._parquet.read(columns=wanted, use_threads=False)
+            except StorageError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                raise DatasetError(
+                    f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
+                ) from error
+
+        return read_right(self.url, read)
 
     def sample_keys(self) -> list[str]:
         """Return the samples' keys, in order."""
@@ -340,7 +353,31 @@ def read_index(storage: Storage, url: str) -> ShardIndex:
         FileNotFoundError: There is none.
         DatasetError: It is damaged, or of an unknown version.
     """
-    return ShardIndex(RangeFile(storage, url), url)
+
+    def read(*, fresh: bool) -> ShardIndex:
+        return ShardIndex(_open(storage, url, fresh=fresh), url, fetch=partial(_open, storage, url, fresh=True))
+
+    return read_right(url, read)
+
+
+def _open_parquet(file: io.RawIOBase | io.BytesIO) -> Any:
+    import pyarrow.parquet as pq
+
+    # Neither here nor in ShardIndex.rows may pyarrow start threads: those that are left when a short program ends abort
+    # it ("terminate called without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
+    return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
+
+
+def _open(storage: Storage, url: str, *, fresh: bool) -> RangeFile | io.BytesIO:
+    """Return an index as a file. One that is far away and small comes whole, by one request instead of four."""
+    if is_remote(url):
+        stream = storage.open(url, fresh=fresh)
+        try:
+            if stream.size is not None and stream.size <= _SMALL_BYTES:
+                return io.BytesIO(stream.read(stream.size))
+        finally:
+            stream.close()
+    return RangeFile(storage, url, fresh=fresh)
 
 
 def choose_block_samples(num_samples: int, total_bytes: int, block_bytes: int) -> int:

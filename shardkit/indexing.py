@@ -7,10 +7,20 @@ from collections.abc import Container, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import open_decompressed
-from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, check_path, check_paths, check_texts
+from shardkit.errors import (
+    ArgumentError,
+    DatasetError,
+    DatasetExistsError,
+    NoListingError,
+    check_path,
+    check_paths,
+    check_texts,
+    hide_secrets,
+)
 from shardkit.hashing import hash_keys
 from shardkit.index import (
     MAX_BLOCK_SAMPLES,
@@ -38,7 +48,7 @@ from shardkit.reader import find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.scan import ShardScan, content_frames, count_repeated_keys, group_members
 from shardkit.schemes import storage_for
-from shardkit.storage import STDIN, Storage, join, parse_bytes, split_url
+from shardkit.storage import STDIN, Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
 from shardkit.tar import read_members
 
 if TYPE_CHECKING:
@@ -147,7 +157,9 @@ def index_shards(
         hashes, lambda i: read_index(storage, join(folder, shards[i].index_url)).sample_keys()
     )
     if repeated:
-        _logger.warning("%s: %s samples have a key that an earlier sample has; unique_keys is false", folder, repeated)
+        _logger.warning(
+            "%s: %s samples have a key that an earlier sample has; unique_keys is false", hide_secrets(folder), repeated
+        )
     manifest = Manifest(
         tuple(shards),
         block_samples,
@@ -182,6 +194,8 @@ def _shard_urls(
         except NotADirectoryError:
             found.append(url)
             continue
+        except NoListingError:
+            names = []
         shards = [join(url, name) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
         found += shards or [location.url for location in find_shards(url, storage_options)]
     return found
@@ -189,18 +203,20 @@ def _shard_urls(
 
 def _manifest_folder(shard_urls: Sequence[str], out: str | None) -> str:
     folders = sorted({split_url(url)[0] for url in shard_urls})
+    if out and is_web(out):
+        raise read_only(out)
     if out:
         return out.rstrip("/") or out
-    if len(folders) == 1:
+    if len(folders) == 1 and not is_web(folders[0]):
         return folders[0]
     lie = f"the shards lie in {', '.join(folders[:5])}" if folders else "there are no shards"
-    raise ArgumentError(f"{lie}; say by out= where the manifest and the indexes go")
+    cannot = ", where nothing can be written" if len(folders) == 1 else ""
+    raise ArgumentError(f"{lie}{cannot}; say by out= where the manifest and the indexes go")
 
 
 def _names(shard_urls: Sequence[str], folder: str) -> list[str]:
-    """Return what the manifest calls the shards: their URLs relative to its folder."""
-    base = local_path(folder).resolve()
-    names = [Path(os.path.relpath(local_path(url).resolve(), base)).as_posix() for url in shard_urls]
+    """Return what the manifest calls the shards: their URLs relative to its folder, or whole if they lie elsewhere."""
+    names = [_name(url, folder) for url in shard_urls]
     taken: dict[str, str] = {}
     for url, name in zip(shard_urls, names, strict=True):
         other = taken.setdefault(index_name(name), url)
@@ -211,6 +227,22 @@ def _names(shard_urls: Sequence[str], folder: str) -> list[str]:
                 url=url,
             )
     return names
+
+
+def _name(url: str, folder: str) -> str:
+    if not is_remote(url) and not is_remote(folder):
+        return Path(os.path.relpath(local_path(url).resolve(), local_path(folder).resolve())).as_posix()
+    if hide_secrets(url) != url:
+        raise ArgumentError(
+            f"{url}: has a password or a query that may be a signature, and the manifest would tell it; pass username "
+            "and password as storage_options, and give an address that needs no signature",
+            url=url,
+        )
+    begin = f"{folder.rstrip('/')}/"
+    if not url.startswith(begin):
+        return url if is_remote(url) else local_path(url).resolve().as_uri()
+    name = url.removeprefix(begin)
+    return unquote(name) if is_web(url) else name
 
 
 def _old_manifest(

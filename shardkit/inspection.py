@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 
 from shardkit.codecs import Decoder
 from shardkit.compress import open_decompressed
-from shardkit.errors import SampleError, ShardError, SourceError, check_path
+from shardkit.errors import SampleError, ShardError, SourceError, check_path, hide_secrets
 from shardkit.index import ShardIndex, read_index
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest
 from shardkit.pixels import IMAGE_FIELDS
@@ -22,7 +22,7 @@ from shardkit.reader import ShardLocation, find_shards
 from shardkit.sample import KEY, split_name
 from shardkit.scan import group_members, range_reader
 from shardkit.schemes import storage_for
-from shardkit.storage import STDIN, Storage, join
+from shardkit.storage import STDIN, Storage, join, read_right
 from shardkit.tar import read_members
 
 FILE_SYSTEM_BLOCK = 4096
@@ -48,7 +48,7 @@ class _Shard:
 
     @property
     def url(self) -> str:
-        return self.location.url
+        return hide_secrets(self.location.url)
 
     @cached_property
     def index(self) -> ShardIndex | None:
@@ -72,7 +72,7 @@ class _Shard:
             parts = split_name(name)
             return parts is not None and parts[1] == field and key in (None, parts[0])
 
-        stream = self.storage.open(self.url)
+        stream = self.storage.open(self.location.url)
         try:
             members = read_members(open_decompressed(stream), wanted=wanted)
             for found, sample in group_members(members, self.url):
@@ -87,7 +87,7 @@ class _Shard:
         if index is None or len(index.blocks) != len(index.blocks.stored_offset):
             yield from (data for _, _, data in self.read(field) if data is not None)
         elif field in index.facts.fields:
-            read = range_reader(self.storage, self.url, index)
+            read = range_reader(self.storage, self.location.url, index)
             names = (f"{field}:offset", f"{field}:size")
             columns = index.rows(names)
             for offset, size in zip(*(columns.column(n).to_pylist() for n in names), strict=True):
@@ -112,25 +112,30 @@ class _Shard:
         offset, size, crc = (row[name] for name in names)
         if size is None:
             return True, None
-        if len(index.blocks) != len(index.blocks.stored_offset):
-            data = next(data for found, _, data in self.read(field, key) if found == key) or b""
-        else:
-            data = range_reader(self.storage, self.url, index)(offset, size)
-        if crc32(data) != crc:
-            raise ShardError(
-                f"shard {self.url}: field {field!r} of sample {key!r} at byte {offset:,} is not what the index says; "
-                "'shardkit verify' says what is whole",
-                url=self.url,
-                offset=offset,
-                key=key,
-                field=field,
-            )
-        return True, data
+
+        def read(*, fresh: bool) -> bytes:
+            if len(index.blocks) != len(index.blocks.stored_offset):
+                data = next(data for found, _, data in self.read(field, key) if found == key) or b""
+            else:
+                data = range_reader(self.storage, self.location.url, index, fresh=fresh)(offset, size)
+            if crc32(data) != crc:
+                raise ShardError(
+                    f"shard {self.url}: field {field!r} of sample {key!r} at byte {offset:,} is not what the index "
+                    "says; 'shardkit verify' says what is whole",
+                    url=self.url,
+                    offset=offset,
+                    key=key,
+                    field=field,
+                )
+            return data
+
+        return True, read_right(self.location.url, read)
 
 
 def _open(
     urls: str | Sequence[str], storage_options: Mapping[str, object] | None, *, allow_any_url: bool
-) -> tuple[Manifest | None, list[_Shard]]:
+) -> tuple[Manifest | None, Iterator[_Shard]]:
+    """Return the manifest, if it is one dataset, and the shards, each of which may be forgotten when it is done."""
     locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
     manifest = None
     first = locations[0]
@@ -138,7 +143,8 @@ def _open(
         folder = urls.rstrip("/") or urls
         if "{" not in folder or first.index_url == join(folder, first.shard.index_url):  # one dataset
             manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
-    return manifest, [_Shard(storage_for(location.url, storage_options), location) for location in locations]
+    storage = storage_for(first.url, storage_options)
+    return manifest, (_Shard(storage, location) for location in locations)
 
 
 def list_samples(
@@ -160,7 +166,7 @@ def list_shards(
     """Yield what is known of each shard: URL, samples, sizes, compression, whether it has an index."""
     for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
         entry = shard.location.shard
-        size = entry.file_size if entry else shard.storage.info(shard.url).size
+        size = entry.file_size if entry else shard.storage.info(shard.location.url).size
         samples = entry.samples if entry else sum(1 for _ in shard.samples())
         kind = entry.compression if entry else ""
         yield {"url": shard.url, "samples": samples, "bytes": size, "compression": kind, "indexed": entry is not None}
@@ -271,10 +277,10 @@ def compute_statistics(
     sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
     samples = 0
     labels: Counter[int] = Counter()
-    files = []
+    stored, others = [], []
     decoder = Decoder()
     for shard in shards:
-        files.append(shard.storage.info(shard.url).size)
+        stored.append(shard.storage.info(shard.location.url).size)
         by_field: dict[str, list[int]] = {}
         for sample in shard.samples():
             samples += 1
@@ -287,20 +293,20 @@ def compute_statistics(
             for data, count in values.items():
                 labels[decoder.decode("cls", data, url=shard.url)] += count
         if shard.location.index_url:
-            files.append(shard.storage.info(shard.location.index_url).size)
+            others.append(shard.storage.info(shard.location.index_url).size)
     if manifest:
-        files.append(len(manifest.to_json()))
+        others.append(len(manifest.to_json()))
     joined = {name: np.concatenate(found) for name, found in sorted(sizes.items())}
     names = manifest.classes if manifest else ()
     everything = np.concatenate(list(joined.values()) or [np.zeros(0, dtype=np.int64)])
     return Statistics(
         samples,
         {name: Sizes.of(found) for name, found in joined.items()},
-        Sizes.of([shard.storage.info(shard.url).size for shard in shards]),
+        Sizes.of(stored),
         sum(shard.tar_size for shard in manifest.shards) if manifest else 0,
         {names[i] if 0 <= i < len(names) else str(i): count for i, count in sorted(labels.items())},
         Footprint.of(everything),
-        Footprint.of(np.array(files, dtype=np.int64)),
+        Footprint.of(np.array(stored + others, dtype=np.int64)),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardError
-from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo
+from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, is_remote
 
 
 class LocalStream:
@@ -78,7 +78,7 @@ class LocalStorage:
                     raise _truncated(url, start, len(out), done)
                 done += count
 
-    def open(self, url: str, start: int = 0) -> ByteStream:
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> ByteStream:  # noqa: ARG002
         """See ``Storage.open``."""
         if url == STDIN:
             return LocalStream(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), "standard input", None)
@@ -136,6 +136,16 @@ def local_path(url: str) -> Path:
     if parts.netloc not in ("", "localhost"):
         raise ArgumentError(f"{url}: names the host {parts.netloc!r}; a local file is written file:///path")
     return Path(unquote(parts.path))
+
+
+def canonical_url(url: str) -> str:
+    """Return what tells one folder from another: the path without links, or the URL of another place.
+
+    Example:
+        >>> canonical_url("s3://bucket/a/"), canonical_url("/data/../a")
+        ('s3://bucket/a', '/a')
+    """
+    return url.rstrip("/") if is_remote(url) else str(local_path(url).resolve())
 
 
 def remove_temporary_files(folder: str) -> None:

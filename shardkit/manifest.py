@@ -5,9 +5,10 @@
 stands in its place.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -15,12 +16,14 @@ from typing import Any
 
 from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path
 from shardkit.schemes import storage_for
-from shardkit.storage import Storage, join, split_url
+from shardkit.storage import Storage, join, read_right, split_url
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 UNFINISHED_NAME = "unfinished.json"
 SHARD_SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+_READ_BYTES = 1 << 20
 
 _TYPES = {"fields": list, "classes": list, "columns": dict, "packed": dict, "unique_keys": bool, "block_samples": int}
 
@@ -81,7 +84,7 @@ class Manifest:
     classes: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     packed: Mapping[str, object] = field(default_factory=dict)
-    url: str = field(default="", compare=False)
+    url: str = field(default="", compare=False, repr=False)
 
     @cached_property
     def num_samples(self) -> int:
@@ -229,17 +232,33 @@ def read_manifest(
         shardkit.errors.DatasetError: no/such/folder: has no manifest.json, so it is not a dataset; make one with ...
     """
     url = check_path("url", url)
-    folder = split_url(url)[0] if url.endswith(".json") else url.rstrip("/") or url
+    folder, name = split_url(url)
+    if not name.endswith(".json"):
+        folder, name = url.rstrip("/") or url, MANIFEST_NAME
     storage = storage_for(folder, storage_options)
-    name = split_url(url)[1] if url.endswith(".json") else MANIFEST_NAME
     check_finished(storage, folder)
     try:
-        text = read_whole(storage, join(folder, name))
+        return load_manifest(storage, folder, name, allow_any_url=allow_any_url)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetError(
             f"{folder}: has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'", url=folder
         ) from None
-    return Manifest.from_json(text, url=folder, allow_any_url=allow_any_url)
+
+
+def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bool) -> Manifest:
+    """Return the manifest that stands in a folder under a name, whether the dataset is finished or not.
+
+    Raises:
+        DatasetError: It is not usable.
+        FileNotFoundError: There is none.
+    """
+    url = join(folder, name)
+
+    def read(*, fresh: bool) -> Manifest:
+        text = read_whole(storage, url, fresh=fresh)
+        return Manifest.from_json(text, url=folder, allow_any_url=allow_any_url)
+
+    return read_right(url, read)
 
 
 def check_finished(storage: Storage, folder: str) -> None:
@@ -250,7 +269,7 @@ def check_finished(storage: Storage, folder: str) -> None:
     """
     try:
         storage.info(join(folder, UNFINISHED_NAME))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # S3 forbids to know what does not exist
         return
     raise UnfinishedDatasetError(
         f"{folder}: is unfinished: it is being written, or its writer was stopped ({UNFINISHED_NAME} stands in it). "
@@ -259,10 +278,24 @@ def check_finished(storage: Storage, folder: str) -> None:
     )
 
 
-def read_whole(storage: Storage, url: str) -> bytes:
+def find_names(storage: Storage, folder: str, names: Iterable[str]) -> list[str]:
+    """Return which of some files there are in a folder that cannot be listed."""
+    found = []
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            storage.info(join(folder, name))
+            found.append(name)
+    return found
+
+
+def read_whole(storage: Storage, url: str, *, fresh: bool = False) -> bytes:
     """Return a small file's content."""
-    size = storage.info(url).size
-    return storage.read_range(url, 0, size) if size else b""
+    stream = storage.open(url, fresh=fresh)
+    try:
+        pieces = list(iter(lambda: stream.read(_READ_BYTES), b""))
+        return b"".join(pieces)
+    finally:
+        stream.close()
 
 
 def write_whole(storage: Storage, url: str, data: bytes, *, overwrite: bool = False) -> None:

@@ -114,7 +114,8 @@ def send_get(
             raise StorageError(f"{url}: is redirected to {target}, which is no web address; correct the URL", url=url)
         if _origin(here) != _origin(target):
             headers = {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
-    raise StorageError(f"{url}: is redirected more than {_MAX_REDIRECTS} times, at last to {target}; correct the URL")
+    message = f"{url}: is redirected more than {_MAX_REDIRECTS} times, at last to {target}; correct the URL"
+    raise StorageError(message, url=url)
 
 
 def _origin(url: str) -> str:

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shardkit.errors import hide_secrets
 from shardkit.storage import format_bytes
 
 if TYPE_CHECKING:
+    from shardkit.findings import VerifyReport
     from shardkit.inspection import Footprint, SampleInfo, Sizes, Statistics
     from shardkit.manifest import Manifest
     from shardkit.report import ShuffleReport
-    from shardkit.verify import VerifyReport
 
 _SHOWN = 10  # of a long list, before it says how many more there are
 
@@ -19,7 +20,7 @@ _SHOWN = 10  # of a long list, before it says how many more there are
 def describe_manifest(manifest: "Manifest") -> dict[str, Any]:
     """Return what a manifest says of its dataset, without its shards, for JSON."""
     return {
-        "url": manifest.url,
+        "url": hide_secrets(manifest.url),
         "samples": manifest.num_samples,
         "shards": len(manifest.shards),
         "bytes": _stored_bytes(manifest),
@@ -34,7 +35,7 @@ def describe_manifest(manifest: "Manifest") -> dict[str, Any]:
 def format_manifest(manifest: "Manifest") -> str:
     """Return a line about a dataset."""
     samples, shards = _count(manifest.num_samples, "sample"), _count(len(manifest.shards), "shard")
-    return f"{manifest.url}: {samples} in {shards}, {format_bytes(_stored_bytes(manifest))}"
+    return f"{hide_secrets(manifest.url)}: {samples} in {shards}, {format_bytes(_stored_bytes(manifest))}"
 
 
 def format_ignored(paths: Sequence[str]) -> str:

@@ -10,11 +10,19 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from shardkit.answers import Refusal, Version, asked_pause, read_extent, read_refusal, read_version
 from shardkit.attempts import Attempts
-from shardkit.errors import AccessError, ChangedFileError, MissingFileError, StorageError, TruncatedShardError
+from shardkit.errors import (
+    AccessError,
+    ChangedFileError,
+    MissingFileError,
+    StorageError,
+    TruncatedShardError,
+    hide_secrets,
+)
 from shardkit.network import Network, describe_failure, send_get
 from shardkit.storage import FileInfo
 
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 17  # are taken from a connection at once
 _MAX_RESERVED_BYTES = 1 << 26
 _READ_OVER = 1 << 21  # bytes, rather than ask anew: what a connection brings in the time of a request
+_MAX_WRONG_ANSWERS = 2  # in a read, before it is given up
 _MAX_VERSIONS = 1 << 16  # are remembered
 
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -74,7 +83,7 @@ class Ranges:
                 f"{url}: the server does not say how large it is; serve it by one that knows Range or Content-Length",
                 url=url,
             )
-        return FileInfo(url, version.size, version.etag or version.modified)
+        return FileInfo(hide_secrets(url), version.size, version.etag or version.modified)
 
     def read(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
         """See ``Storage.read_range``."""
@@ -87,17 +96,25 @@ class Ranges:
         finally:
             stream.close()
         if len(data) < size:
-            raise TruncatedShardError(
-                f"{url}: ends at byte {start + len(data):,}, expected {size:,} bytes from byte {start:,}; it was cut "
-                "or replaced, so fetch or write it again",
-                url=url,
-                offset=start + len(data),
-            )
+            raise ended(url, start, len(data), size)
         return data
 
-    def open(self, url: str, start: int) -> "RangeStream":
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
+        """See ``Storage.read_into``."""
+        if not len(out):
+            return
+        attempts = Attempts(url, self.network.total_timeout)
+        stream = RangeStream(self, url, start, start + len(out), attempts=attempts, fresh=fresh)
+        try:
+            done = stream.read_into(out, attempts)
+        finally:
+            stream.close()
+        if done < len(out):
+            raise ended(url, start, done, len(out))
+
+    def open(self, url: str, start: int, *, fresh: bool = False) -> "RangeStream":
         """See ``Storage.open``."""
-        return RangeStream(self, url, start)
+        return RangeStream(self, url, start, fresh=fresh)
 
     def forget(self, url: str) -> None:
         """Let the next read be of whatever version there is then."""
@@ -107,18 +124,32 @@ class Ranges:
         """Return the version that reads are of; None if any will do."""
         return self._versions.get(url)
 
-    def check_version(self, url: str, version: Version) -> Version:
-        """Return the version that reads are of, this one if none was known.
+    def check_version(self, url: str, version: Version, *, fresh: bool = False) -> str:
+        """Compare the version that an answer is of with the one that reads are of, or take it if none is known.
+
+        Args:
+            url: The file.
+            version: What an answer says of its version.
+            fresh: What came before was wrong, so believe this of the same version rather than that.
+
+        Returns:
+            What is contradictory, so that one of the answers is wrong; empty if nothing is.
 
         Raises:
             ChangedFileError: The file is of another version.
         """
         known = self._versions.setdefault(url, version)
-        if known is not version and (difference := known.differs(version)):
-            raise changed(url, difference)
         if len(self._versions) > _MAX_VERSIONS:
             self._versions.pop(next(iter(self._versions)), None)
-        return known
+        difference = known.differs(version)
+        if not difference:
+            if known.size is None and version.size is not None:
+                self._versions[url] = replace(known, size=version.size)
+            return ""
+        if not known.contradicts(version):
+            raise changed(url, difference)
+        self._versions[url] = version if fresh else known.settle(version)
+        return "" if fresh else f"the server's answers contradict each other: {difference}"
 
 
 class RangeStream:
@@ -176,6 +207,14 @@ class RangeStream:
             data.write(piece)
         data.truncate()
         return data.getvalue()
+
+    def read_into(self, out: memoryview, attempts: Attempts) -> int:
+        """Fill ``out``, or as much of it as there is; return how much that is."""
+        done = 0
+        while done < len(out) and (piece := self._retry(attempts, self._read_piece, len(out) - done)):
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+        return done
 
     def skip(self, n: int, /) -> None:
         """See ``ByteStream.skip``."""
@@ -243,13 +282,18 @@ class RangeStream:
             attempts.check_time(self._position)
             response = self._send(attempts)
             if response.status in (200, 206):
-                self._accept(response)
+                problem = self._accept(response)
+            else:
+                refusal = read_refusal(response, attempts, self._position)
+                problem = self._end_before(refusal) if refusal.status == 416 else self._handle(refusal, attempts)
+            if problem is None:
                 return b""
-            refusal = read_refusal(response, attempts, self._position)
-            if refusal.status == 416:
-                self._end_before(refusal)
-                return b""
-            self._handle(refusal, attempts)
+            if problem:
+                self._drop()
+                attempts.wrong_answers += 1
+                if attempts.wrong_answers > _MAX_WRONG_ANSWERS:
+                    raise self._wrong(problem)
+                attempts.fail(self._position, problem)
 
     def _send(self, attempts: Attempts) -> "BaseHTTPResponse":
         last = "" if self._stop is None else self._stop - 1
@@ -274,49 +318,56 @@ class RangeStream:
             fresh=self._fresh,
         )
 
-    def _accept(self, response: "BaseHTTPResponse") -> None:
-        """Believe an answer what it proves. Raises StorageError if it is not what was asked for."""
+    def _accept(self, response: "BaseHTTPResponse") -> str | None:
+        """Believe an answer what it proves; return why not if it is not what was asked for."""
         self._response = response
         try:
             self._at, stop, size = read_extent(response, self._position)
         except ValueError as error:
-            raise self._wrong(str(error)) from None
-        known = self._ranges.check_version(self.url, read_version(response, size))
+            return str(error)
+        version = read_version(response, size)
+        if problem := self._ranges.check_version(self.url, version, fresh=self._fresh):
+            return problem
+        known = self._ranges.version(self.url) or version
         self.size = known.size if size is None else size
         self._read_over = _READ_OVER if response.status == 206 else sys.maxsize
         end = stop if self.size is None else self.size
         self._end = end if end is None or self._stop is None else min(end, self._stop)
         if stop is not None and self._end is not None and stop > self._end:
-            raise self._wrong(f"bytes {self._at:,} to {stop:,} came, more than there are or were asked for")
+            return f"bytes {self._at:,} to {stop:,} came, more than there are or were asked for"
+        return None
 
     def _wrong(self, problem: str) -> StorageError:
         return StorageError(
-            f"{self.url}: at byte {self._position:,} the server's answer is not what was asked for: {problem}; nothing "
-            "of it was used. Look for a proxy or a server that changes what it passes on",
+            f"{self.url}: at byte {self._position:,} the server's answers are not what was asked for: {problem}; "
+            "nothing of them was used. Look for a proxy or a server that changes what it passes on",
             url=self.url,
             offset=self._position,
         )
 
-    def _end_before(self, refusal: Refusal) -> None:
-        """Take note that the file has no byte at the position."""
+    def _end_before(self, refusal: Refusal) -> str | None:
+        """Take note that the file has no byte at the position; return why not if that cannot be."""
         size = 0 if refusal.size is None and self._position == 0 else refusal.size
         if size is not None:
             if size > self._position:
-                raise self._wrong(f"{refusal}, though the file has {size:,} bytes")
-            headers = refusal.headers
-            self._ranges.check_version(self.url, Version(size, headers.get("etag", ""), ""))
+                return f"{refusal}, though the file has {size:,} bytes"
+            known = self._ranges.version(self.url) or Version(None)  # which it was asked for
+            version = Version(size, refusal.headers.get("etag", known.etag), known.modified)
+            if problem := self._ranges.check_version(self.url, version, fresh=self._fresh):
+                return problem
         self.size = size
         self._end = self._position
+        return None
 
-    def _handle(self, refusal: Refusal, attempts: Attempts) -> None:
+    def _handle(self, refusal: Refusal, attempts: Attempts) -> str:
         """Wait until another try makes sense, or raise."""
         url, status = self.url, refusal.status
         if status in _AGAIN or refusal.code in _AGAIN_CODES:
             attempts.fail(self._position, str(refusal), pause=asked_pause(refusal.headers.get("retry-after")))
-            return
+            return ""
         if attempts.renewals < 2 and self._ranges.signer.renew(url, refusal):
             attempts.renewals += 1
-            return
+            return ""
         if status in _MISSING:
             raise MissingFileError(f"{url}: does not exist ({refusal}); correct the URL", url=url)
         if status in _FORBIDDEN:
@@ -324,6 +375,16 @@ class RangeStream:
         if status == 412:
             raise changed(url, "the server has another version")
         raise StorageError(f"{url}: cannot be read: {refusal}; correct the URL, or repair the server", url=url)
+
+
+def ended(url: str, start: int, found: int, size: int) -> TruncatedShardError:
+    """Return the error for a file that ends before what is read of it."""
+    return TruncatedShardError(
+        f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
+        "so fetch or write it again",
+        url=url,
+        offset=start + found,
+    )
 
 
 def changed(url: str, difference: str) -> ChangedFileError:

@@ -5,9 +5,11 @@ sample is compared with its row in the index before it is given out, and the num
 damage is found that a tar alone cannot show. Without a manifest, what a tar says of itself is all that there is.
 """
 
+import dataclasses
+import logging
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -17,16 +19,18 @@ from typing import Any, TypeAlias
 from isal.isal_zlib import crc32
 
 from shardkit.compress import open_decompressed
-from shardkit.errors import ArgumentError, DatasetError, ShardError, check_paths
+from shardkit.errors import ArgumentError, DatasetError, NoListingError, ShardError, check_paths, hide_secrets
 from shardkit.index import OFFSET, ShardIndex, read_index
 from shardkit.local import local_path
 from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
 from shardkit.schemes import storage_for
-from shardkit.storage import STDIN, Storage, join, split_url
+from shardkit.storage import FRESH_READS, STDIN, Storage, is_remote, is_web, join, split_url
 from shardkit.tar import MAX_MEMBER_BYTES, Member, read_members
 
 EVERY_FIELD = FieldSelection.parse(None)
+
+_logger = logging.getLogger("shardkit")
 
 _MAGIC = re.compile(r"[*?[]")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
@@ -39,7 +43,7 @@ _ManifestReader: TypeAlias = Callable[[str], Manifest]
 _Rows: TypeAlias = Iterator[tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ShardLocation:
     """Where a shard is, and what its dataset says of it.
 
@@ -49,9 +53,9 @@ class ShardLocation:
         index_url: Its index; empty if there is no manifest, because nothing then says that they belong together.
     """
 
-    url: str
+    url: str = dataclasses.field(repr=False)  # it may have a signature
     shard: Shard | None = None
-    index_url: str = ""
+    index_url: str = dataclasses.field(default="", repr=False)
 
 
 def find_shards(
@@ -87,7 +91,7 @@ def find_shards(
     found = [
         location
         for pattern in several
-        for url in _expand_braces(pattern)
+        for url in _expand_braces(pattern, storage_options)
         for location in _find(storage_for(url, storage_options), url, read)
     ]
     if not found:
@@ -99,8 +103,8 @@ def find_shards(
     return found
 
 
-def _expand_braces(pattern: str) -> list[str]:
-    if "{" not in pattern or _exists(storage_for(pattern), pattern):
+def _expand_braces(pattern: str, storage_options: Mapping[str, object] | None) -> list[str]:
+    if "{" not in pattern or (not is_remote(pattern) and _exists(storage_for(pattern, storage_options), pattern)):
         return [pattern]
     from braceexpand import braceexpand
 
@@ -119,19 +123,28 @@ def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocati
         return [ShardLocation(url)]
     if url.lower().startswith("file:"):
         url = str(local_path(url))  # the names in a folder are not quoted as those in a URL are
-    if _MAGIC.search(url) and not _exists(storage, url):
+    name = split_url(url)[1]
+    if _is_pattern(url) and not _exists(storage, url):
         matches = [match for match in _glob(storage, url) if match.lower().endswith(SHARD_SUFFIXES)]
         if not matches:
             raise DatasetError(f"{url}: matches no shards ({', '.join(SHARD_SUFFIXES)}); correct the pattern", url=url)
         return [ShardLocation(match) for match in matches]
-    if url.lower().endswith(SHARD_SUFFIXES):
+    if name.lower().endswith(SHARD_SUFFIXES):
         return [ShardLocation(url)]
-    if url.endswith(".json"):
+    if name.endswith(".json"):
         return _from_manifest(read(url))
-    names = _list(storage, url)
-    if names is None:
+    try:
+        names = storage.list(url)
+    except NotADirectoryError:
         return [ShardLocation(url)]
+    except NoListingError:  # only a manifest says what is there
+        return _from_manifest(read(url))
     return _find_in_folder(storage, url, names, read)
+
+
+def _is_pattern(url: str) -> bool:
+    """Return whether there are wildcards in a URL; in a web address ``?`` and ``[]`` are none."""
+    return "*" in url.partition("?")[0] if is_web(url) else _MAGIC.search(url) is not None
 
 
 def _find_in_folder(storage: Storage, url: str, names: list[str], read: _ManifestReader) -> list[ShardLocation]:
@@ -158,7 +171,7 @@ def _from_manifest(manifest: Manifest) -> list[ShardLocation]:
 def _glob(storage: Storage, pattern: str) -> list[str]:
     folder, name = split_url(pattern)
     prefix = "" if folder == "." and not pattern.startswith("./") else folder
-    folders = _glob(storage, folder) if _MAGIC.search(folder) else [prefix]
+    folders = _glob(storage, folder) if _is_pattern(folder) else [prefix]
     return [
         join(parent, found)
         for parent in folders
@@ -212,13 +225,35 @@ def read_shard(
         FileNotFoundError: There is no such shard, or the index that its manifest promises is missing.
     """
     storage = storage_for(location.url, storage_options)
+    if not is_remote(location.url):
+        yield from _read_once(storage, location, selection, max_member_bytes)
+        return
+    given = 0
+    for left in reversed(range(1 + FRESH_READS)):
+        fresh = left < FRESH_READS
+        with closing(_read_once(storage, location, selection, max_member_bytes, fresh=fresh)) as samples:
+            try:
+                for sample in islice(samples, given, None):
+                    yield sample
+                    given += 1
+            except ShardError as error:
+                if not left:
+                    raise
+                _logger.warning("what came is wrong, so the shard is fetched again: %s", error)
+            else:
+                return
+
+
+def _read_once(
+    storage: Storage, location: ShardLocation, selection: FieldSelection, max_member_bytes: int, *, fresh: bool = False
+) -> Generator[Sample, None, None]:
     check = _checker(storage, location, selection) if location.shard else None
     wanted = _wants_member(selection) if selection.wanted else None
-    stream = storage.open(location.url)
+    stream = storage.open(location.url, fresh=fresh)
     try:
         stream = open_decompressed(stream)
         members = read_members(stream, wanted=wanted, max_member_bytes=max_member_bytes)
-        yield from _group(members, location.url, check)
+        yield from _group(members, hide_secrets(location.url), check)
     finally:
         stream.close()
 

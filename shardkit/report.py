@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from shardkit.errors import ArgumentError, DatasetError, MissingExtraError, check_whole
+from shardkit.errors import ArgumentError, DatasetError, MissingExtraError, check_whole, hide_secrets
 from shardkit.hashing import derive
 from shardkit.manifest import Manifest, read_manifest
 from shardkit.mixing import (
@@ -260,7 +260,7 @@ def shuffle_report(
     )
     ranks = sorted({n for n in WORLD_SIZES if n * batch_size <= layout.num_samples} | {1, world_size})
     return ShuffleReport(
-        url=manifest.url,
+        url=hide_secrets(manifest.url),
         num_samples=layout.num_samples,
         num_shards=len(manifest.shards),
         num_blocks=layout.num_blocks,

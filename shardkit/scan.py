@@ -31,14 +31,24 @@ class ShardScan:
         url: The shard.
         block_samples: How many samples a block has.
         columns: Computes the promoted columns.
+        fresh: Fetch it again, because what came before was wrong.
     """
 
-    def __init__(self, storage: Storage, url: str, *, block_samples: int, columns: ColumnMaker | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        *,
+        block_samples: int,
+        columns: ColumnMaker | None = None,
+        fresh: bool = False,
+    ) -> None:
         self.keys: list[str] = []
         self.fields: set[str] = set()
         self.compression = ""
         self._storage = storage
         self._url = url
+        self._fresh = fresh
         self._block_samples = block_samples
         self._columns = columns or ColumnMaker(None)
         self._builder = IndexBuilder()
@@ -54,7 +64,7 @@ class ShardScan:
             ShardError: It is damaged, a sample has a field twice, or a name is not UTF-8.
             CodecError: A column cannot be computed.
         """
-        stream = self._storage.open(self._url)
+        stream = self._storage.open(self._url, fresh=self._fresh)
         try:
             opened = open_decompressed(stream)
             self.compression = opened.compression
@@ -207,7 +217,7 @@ def content_frames(storage: Storage, url: str, file_size: int) -> dict[tuple[int
     return frames
 
 
-def range_reader(storage: Storage, url: str, index: ShardIndex) -> Callable[[int, int], bytes]:
+def range_reader(storage: Storage, url: str, index: ShardIndex, *, fresh: bool = False) -> Callable[[int, int], bytes]:
     """Return a function that reads bytes of the uncompressed tar on their own: from an offset, so many.
 
     Of a compressed shard it reads the block that they are in, and keeps it for the next call. The function raises
@@ -221,10 +231,11 @@ def range_reader(storage: Storage, url: str, index: ShardIndex) -> Callable[[int
         if not 0 <= offset <= offset + size <= facts.tar_size or len(blocks.stored_offset) != len(blocks):
             raise ShardError(f"shard {url}: bytes {offset:,} to {offset + size:,} cannot be read on their own", url=url)
         if facts.compression == "none":
-            return storage.read_range(url, offset, size)
+            return storage.read_range(url, offset, size, fresh=fresh)
         i = int(np.searchsorted(blocks.offset, offset, side="right")) - 1
         if i != cached[0]:
-            frame = storage.read_range(url, int(blocks.stored_offset[i]), int(blocks.stored_size[i]))
+            start, stored_size = int(blocks.stored_offset[i]), int(blocks.stored_size[i])
+            frame = storage.read_range(url, start, stored_size, fresh=fresh)
             cached = (i, decompress_frame(frame, int(blocks.size[i]), url=url, offset=int(blocks.offset[i])))
         start = offset - int(blocks.offset[i])
         return cached[1][start : start + size]

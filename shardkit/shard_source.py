@@ -15,12 +15,12 @@ from shardkit.codecs import Decoder
 from shardkit.columns import DecodedView
 from shardkit.errors import ShardError
 from shardkit.index import OFFSET, SIZE, read_index
-from shardkit.local import local_path
+from shardkit.local import canonical_url
 from shardkit.manifest import read_manifest
 from shardkit.reader import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample
 from shardkit.schemes import storage_for
-from shardkit.storage import STDIN, split_url
+from shardkit.storage import STDIN, is_remote, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,10 +66,11 @@ class ShardSource:
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         self._locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
-        self.classes = _common_classes(self._locations)
+        self.classes = _common_classes(self._locations, storage_options)
         self._filter = filter
         self._selection = FieldSelection.parse(fields)
         self._storage_options = storage_options
+        self._storage = storage_for(self._locations[0].url, storage_options)
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples, shard by shard; the fields are bytes."""
@@ -88,7 +89,7 @@ class ShardSource:
     def _sources(self, location: ShardLocation) -> Iterator[str | None]:
         """Yield for each sample of a shard the file that it was made of, and then, or if that is not known, None."""
         if location.shard:
-            index = read_index(storage_for(location.index_url, self._storage_options), location.index_url)
+            index = read_index(self._storage, location.index_url)
             if index.has_source:
                 yield from index.rows([SOURCE]).column(SOURCE).to_pylist()
         yield from repeat(None)
@@ -99,7 +100,10 @@ class ShardSource:
 
     def listed(self) -> "ListedShards | None":
         """Return the same samples as a source that reads by position; None where that cannot be."""
-        random_access = all(location.shard and location.shard.compression == "none" for location in self._locations)
+        random_access = all(
+            location.shard and location.shard.compression == "none" and not is_remote(location.url)
+            for location in self._locations
+        )  # what is far away is better read forward, once, than by a request for each sample
         if self._filter is not None or not random_access:
             return None
         return ListedShards(self._locations, self._rows(), self._selection, self.classes)
@@ -109,7 +113,7 @@ class ShardSource:
 
         tables = []
         for number, location in enumerate(self._locations):
-            rows = read_index(storage_for(location.index_url, self._storage_options), location.index_url).rows()
+            rows = read_index(self._storage, location.index_url).rows()
             wanted = [
                 name
                 for name in rows.column_names
@@ -209,12 +213,14 @@ class ListedShards:
 
 
 def _lie_in(locations: Sequence[ShardLocation], folder: str) -> bool:
-    written = local_path(folder).resolve()
-    return any(local_path(split_url(at.url)[0]).resolve() == written for at in locations if at.url != STDIN)
+    written = canonical_url(folder)
+    return any(canonical_url(split_url(at.url)[0]) == written for at in locations if at.url != STDIN)
 
 
-def _common_classes(locations: Sequence[ShardLocation]) -> tuple[str, ...]:
+def _common_classes(
+    locations: Sequence[ShardLocation], storage_options: Mapping[str, object] | None
+) -> tuple[str, ...]:
     """Return the classes of the datasets, if they all have the same."""
     folders = {split_url(location.index_url)[0] for location in locations if location.shard}
-    classes = {read_manifest(folder, allow_any_url=True).classes for folder in folders}
+    classes = {read_manifest(folder, storage_options=storage_options, allow_any_url=True).classes for folder in folders}
     return classes.pop() if len(classes) == 1 and all(location.shard for location in locations) else ()

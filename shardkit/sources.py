@@ -16,8 +16,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from shardkit.errors import ArgumentError, SourceError, check_path
 from shardkit.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
 from shardkit.labels import find_labels, read_labels
-from shardkit.local import local_path
+from shardkit.local import canonical_url
 from shardkit.sample import KEY, SOURCE, Sample
+from shardkit.storage import is_remote
 
 IMAGE_FIELDS = {
     ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
@@ -124,8 +125,8 @@ class _Files:
 
     def overlaps(self, folder: str) -> bool:
         """Say whether what is written to a folder would lie among these files."""
-        read, written = Path(self.folder).resolve(), local_path(folder).resolve()
-        return read == written or read in written.parents
+        read, written = Path(self.folder).resolve(), Path(canonical_url(folder))
+        return not is_remote(folder) and (read == written or read in written.parents)
 
     def fingerprint(self) -> str:
         """Return a hash of all keys, labels, paths, sizes and times of modification."""

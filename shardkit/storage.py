@@ -7,14 +7,18 @@ adds something, such as a cache, holds another one.
 
 import contextlib
 import io
+import logging
 import operator
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
-from shardkit.errors import ArgumentError
+from shardkit.errors import ArgumentError, DatasetError, ShardError
+
+T = TypeVar("T")
 
 TEMPORARY_PREFIX = ".shardkit-"
 """Every temporary file begins so; listings leave them out."""
@@ -36,6 +40,11 @@ _UNITS = {
 }
 _LARGEST = 2**60  # so that sums of sizes fit into 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
+FRESH_READS = 2
+"""How often what came wrong from another machine is fetched again."""
+
+_logger = logging.getLogger("shardkit")
+
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _PLAIN = "/!$&'()*+,;=:@~"  # stands for itself in the path of a web address
 
@@ -103,8 +112,8 @@ class Storage(Protocol):
         """Fill ``out`` with the bytes from ``start``; else as ``read_range``. After an error, it holds anything."""
         ...
 
-    def open(self, url: str, start: int = 0) -> ByteStream:
-        """Return a forward stream from ``start``."""
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> ByteStream:
+        """Return a forward stream from ``start``; ``fresh`` as for ``read_range``."""
         ...
 
     def create(self, url: str, *, overwrite: bool = False) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -129,12 +138,13 @@ class Storage(Protocol):
 class RangeFile(io.RawIOBase):
     """A seekable file over ranges of a storage, for libraries that want one. Each read is one range."""
 
-    def __init__(self, storage: Storage, url: str) -> None:
+    def __init__(self, storage: Storage, url: str, *, fresh: bool = False) -> None:
         super().__init__()
         self._storage = storage
         self._url = url
         self._size = storage.info(url).size
         self._position = 0
+        self._fresh = fresh
 
     def seekable(self) -> bool:
         """See ``io.RawIOBase.seekable``."""
@@ -158,9 +168,25 @@ class RangeFile(io.RawIOBase):
         """See ``io.RawIOBase.read``."""
         rest = max(0, self._size - self._position)
         size = rest if size < 0 else min(size, rest)
-        data = self._storage.read_range(self._url, self._position, size) if size else b""
+        data = self._storage.read_range(self._url, self._position, size, fresh=self._fresh) if size else b""
         self._position += size
         return data
+
+
+def read_right(url: str, read: Callable[..., T]) -> T:
+    """Return what is read from a URL; what came wrong from another machine is fetched again, twice at most.
+
+    Args:
+        url: Where it is, which decides whether it can have been damaged on its way.
+        read: Reads and checks it. Called with ``fresh``, which it passes to the storage. A ShardError or DatasetError
+            that it raises means that what came is wrong.
+    """
+    for number in range(FRESH_READS if is_remote(url) else 0):
+        try:
+            return read(fresh=number > 0)
+        except (ShardError, DatasetError) as error:
+            _logger.warning("what came is wrong, so it is fetched again: %s", error)
+    return read(fresh=is_remote(url))
 
 
 def join(url: str, name: str) -> str:
@@ -197,6 +223,16 @@ def split_url(url: str) -> tuple[str, str]:
     return folder or ("/" if url.startswith("/") else "."), name
 
 
+def is_web(url: str) -> bool:
+    """Return whether a URL is a web address.
+
+    Example:
+        >>> is_web("https://host/a.tar"), is_web("s3://bucket/a.tar")
+        (True, False)
+    """
+    return _WEB.match(url) is not None
+
+
 def is_remote(url: str) -> bool:
     """Return whether a URL names another place than this machine's file systems and standard input.
 
@@ -205,6 +241,13 @@ def is_remote(url: str) -> bool:
         (True, False, False)
     """
     return "://" in url and not url.lower().startswith("file:")
+
+
+def read_only(url: str) -> ArgumentError:
+    """Return the error for writing where nothing can be written."""
+    return ArgumentError(
+        f"{url}: http and https can only be read; write to a local folder or an object store, and put it there", url=url
+    )
 
 
 def parse_bytes(size: int | str) -> int:

@@ -4,7 +4,6 @@ A shard is read once, as ``index_shards`` reads it, and all that this says of th
 manifest and the index say. Where they differ, each sample is looked up by its index and checked on its own.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
@@ -13,93 +12,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from isal.isal_zlib import crc32
 
-from shardkit.errors import DatasetError, ShardError, ShardkitError, check_path
+from shardkit.errors import DatasetError, NoListingError, ShardError, ShardkitError, check_path
+from shardkit.findings import DamagedShard, Problem, VerifyReport
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.index import OFFSET, SIZE, BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index
 from shardkit.indexing import ColumnTypes, describe_shard
-from shardkit.manifest import MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME, Manifest, Shard, read_whole, strip_suffix
+from shardkit.manifest import (
+    MANIFEST_NAME,
+    SHARD_SUFFIXES,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    find_names,
+    load_manifest,
+    strip_suffix,
+)
 from shardkit.progress import track
 from shardkit.reader import find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.scan import ShardScan, content_frames, count_repeated_keys, range_reader
 from shardkit.schemes import storage_for
-from shardkit.storage import Storage, join, split_url
+from shardkit.storage import Storage, is_remote, join, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is not as it should be.
-
-    Attributes:
-        url: The file concerned.
-        message: What it is, for people.
-        offset: Where in the uncompressed shard, in bytes; None if that is not known.
-        key: The sample concerned; empty if it is not about one.
-        field: The field concerned; empty likewise.
-    """
-
-    url: str
-    message: str
-    offset: int | None = None
-    key: str = ""
-    field: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedShard:
-    """A shard that is not as it should be, or whose index is not.
-
-    Attributes:
-        url: The shard.
-        samples: How many samples it should have; if nothing says that, how many could be read.
-        whole: How many are whole. With an index: each byte of their fields is what it was, wherever the damage is.
-            Without: they come before the damage.
-        damaged: The keys of those that are known not to be whole, in order.
-        problems: What is wrong.
-    """
-
-    url: str
-    samples: int
-    whole: int
-    damaged: tuple[str, ...]
-    problems: tuple[Problem, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What ``verify`` found.
-
-    Attributes:
-        url: What was verified.
-        shards: How many shards were read.
-        samples: How many samples were found in them.
-        bytes: How many uncompressed bytes were read, of whole shards.
-        damaged: The shards that are not as they should be.
-        problems: What is wrong with the dataset as a whole.
-        notes: What could not be checked, for want of a manifest or an index.
-    """
-
-    url: str
-    shards: int
-    samples: int
-    bytes: int
-    damaged: tuple[DamagedShard, ...]
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether all is as it should be."""
-        return not self.damaged and not self.problems
-
-    def to_json(self) -> str:
-        """Return the report as JSON text."""
-        return json.dumps({"ok": self.ok, **asdict(self)}, indent=1)
 
 
 def verify(
@@ -179,18 +117,22 @@ class _Dataset:
 
     def find(self, storage_options: Mapping[str, object] | None) -> None:
         """Find the shards, and the files that are missing or too many."""
-        folder, name = split_url(self.url) if self.url.endswith(".json") else (self.url, MANIFEST_NAME)
+        folder, name = split_url(self.url)
+        if not name.endswith(".json"):
+            folder, name = self.url, MANIFEST_NAME
         try:
             names = self.storage.list(folder)
         except NotADirectoryError:
             names = []
+        except NoListingError:
+            names = find_names(self.storage, folder, (name, UNFINISHED_NAME))
+            self.notes.append("web servers list no files, so nobody knows whether there are too many")
         if UNFINISHED_NAME in names:
             problem = "stands here: the dataset is being written, or its writer was stopped. Run the same pack again"
             self._problem(join(folder, UNFINISHED_NAME), problem)
         if name in names:
             try:
-                data = read_whole(self.storage, join(folder, name))
-                self.manifest = Manifest.from_json(data, url=folder, allow_any_url=self.allow_any_url)
+                self.manifest = load_manifest(self.storage, folder, name, allow_any_url=self.allow_any_url)
             except DatasetError as error:
                 self._problem(join(folder, name), str(error))
         if self.manifest:
@@ -213,13 +155,13 @@ class _Dataset:
         problems: list[Problem] = []
         index, rows = self._open_index(index_url, problems, promised=entry is not None)
         told = self.manifest.block_samples if self.manifest else index.facts.block_samples if index else 1
-        facts, blocks, found = self._scan(url, max(1, told), problems)
+        expected = entry.sha256 if entry else index.facts.sha256 if index else ""
+        facts, blocks, found = self._scan_right(url, max(1, told), expected, problems)
         self.samples += len(found)
         if facts and blocks:
             self.bytes += facts.tar_size
             self.fields.update(facts.fields)
             problems += _compare_facts(url, entry, index, facts, blocks)
-        expected = entry.sha256 if entry else index.facts.sha256 if index else ""
         is_damaged = facts is None or expected not in ("", facts.sha256)
         damaged: list[str] = []
         whole = len(found)
@@ -258,12 +200,24 @@ class _Dataset:
     def _problem(self, url: str, message: str) -> None:
         self.problems.append(Problem(url, message))
 
+    def _scan_right(
+        self, url: str, block_samples: int, expected: str, problems: list[Problem]
+    ) -> "tuple[ShardFacts | None, BlockTable | None, pa.Table]":
+        """Read a shard; if what came from another machine is damaged, once more, as it may be damaged only there."""
+        found: list[Problem] = []
+        scanned = self._scan(url, block_samples, found)
+        if is_remote(url) and (scanned[0] is None or scanned[0].sha256 != (expected or scanned[0].sha256)):
+            found.clear()
+            scanned = self._scan(url, block_samples, found, fresh=True)
+        problems += found
+        return scanned
+
     def _scan(
-        self, url: str, block_samples: int, problems: list[Problem]
+        self, url: str, block_samples: int, problems: list[Problem], *, fresh: bool = False
     ) -> "tuple[ShardFacts | None, BlockTable | None, pa.Table]":
         """Read a shard; return what it says of itself, if it can be read to its end, and its whole samples."""
         try:
-            scan = ShardScan(self.storage, url, block_samples=block_samples)
+            scan = ShardScan(self.storage, url, block_samples=block_samples, fresh=fresh)
         except OSError as error:
             problems.append(Problem(url, "is missing" if isinstance(error, FileNotFoundError) else str(error)))
             return None, None, IndexBuilder().table()

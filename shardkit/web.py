@@ -4,14 +4,14 @@ from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from shardkit.answers import Refusal
-from shardkit.errors import ArgumentError, NoListingError, StorageError
+from shardkit.errors import ArgumentError, NoListingError
 from shardkit.network import Network
 from shardkit.ranges import Ranges, RangeStream
-from shardkit.storage import FileInfo
+from shardkit.storage import FileInfo, read_only
 
 _NETWORK = ("connect_timeout", "read_timeout", "total_timeout", "ca_certs")
 OPTIONS = ("username", "password", "headers", *_NETWORK)
@@ -86,19 +86,19 @@ class WebStorage:
 
     def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
         """See ``Storage.read_into``."""
-        out[:] = self._ranges.read(url, start, len(out), fresh=fresh)
+        self._ranges.read_into(url, start, out, fresh=fresh)
 
-    def open(self, url: str, start: int = 0) -> RangeStream:
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> RangeStream:
         """See ``Storage.open``."""
-        return self._ranges.open(url, start)
+        return self._ranges.open(url, start, fresh=fresh)
 
     def create(self, url: str, *, overwrite: bool = False) -> AbstractContextManager[BinaryIO]:  # noqa: ARG002
-        """Raise StorageError: nothing is written over http."""
-        _refuse(url)
+        """Raise ArgumentError: nothing is written over http."""
+        raise read_only(url)
 
     def delete(self, url: str) -> None:
-        """Raise StorageError: nothing is deleted over http."""
-        _refuse(url)
+        """Raise ArgumentError: nothing is deleted over http."""
+        raise read_only(url)
 
     def list(self, url: str) -> list[str]:
         """Raise NoListingError: web servers do not list their folders."""
@@ -107,12 +107,6 @@ class WebStorage:
             "the shards by name or by a pattern with braces",
             url=url,
         )
-
-
-def _refuse(url: str) -> NoReturn:
-    raise StorageError(
-        f"{url}: http and https can only be read; write to a local folder or an object store, and put it there", url=url
-    )
 
 
 def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:

@@ -35,7 +35,7 @@ from shardkit.shards import (
     encode_sample,
     sample_size,
 )
-from shardkit.storage import Storage, join, parse_bytes, split_url
+from shardkit.storage import Storage, is_web, join, parse_bytes, read_only, split_url
 from shardkit.tar import END_OF_ARCHIVE
 
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
@@ -329,10 +329,12 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     """Return a dataset's folder without trailing slashes.
 
     Raises:
-        ArgumentError: It is no path, or has no name that shards could be called by.
+        ArgumentError: It is no path, has no name that shards could be called by, or is a web address.
     """
     path = check_path("destination", destination)
     folder = path.rstrip("/")
+    if is_web(folder):
+        raise read_only(folder)
     name = dataset_name(folder)
     if name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
         raise ArgumentError(

@@ -79,3 +79,19 @@ def proxy(proxies):
     """Return what makes a proxy that injects faults before a server, of its URL."""
     with contextlib.ExitStack() as stack:
         yield lambda url: stack.enter_context(contextlib.closing(FaultProxy(proxies.port.number, url)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print how each fault of a network has ended, for each way of reading or writing through it."""
+    ends = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "fault":
+                    fault, way, end = value
+                    ends.setdefault(fault, {})[way] = end
+    if ends:
+        width = max(map(len, ends))
+        terminalreporter.section("how the faults of networks end")
+        for fault, ways in sorted(ends.items()):
+            terminalreporter.line(f"{fault:{width}}  " + "  ".join(f"{way}: {end}" for way, end in ways.items()))

@@ -95,10 +95,10 @@ def ranges(monkeypatch):
     seen = []
     read_range = LocalStorage.read_range
 
-    def remember(self, url, start, size):
+    def remember(self, url, start, size, *, fresh=False):
         if not url.endswith((".json", ".parquet")):
             seen.append((url.rpartition("/")[2], start, size))
-        return read_range(self, url, start, size)
+        return read_range(self, url, start, size, fresh=fresh)
 
     monkeypatch.setattr(LocalStorage, "read_range", remember)
     return seen
@@ -687,8 +687,11 @@ def test_what_is_kept_of_indexes_is_bounded_and_goes_on_to_be_right(folder, monk
 
 def test_opening_a_dataset_reads_its_manifest_only(folders, monkeypatch):
     opened = []
-    read_range = LocalStorage.read_range
-    monkeypatch.setattr(LocalStorage, "read_range", lambda self, *a: opened.append(a[0]) or read_range(self, *a))
+    for name in ("open", "read_range"):
+        honest = getattr(LocalStorage, name)
+        monkeypatch.setattr(
+            LocalStorage, name, lambda self, *a, honest=honest, **k: opened.append(a[0]) or honest(self, *a, **k)
+        )
     ShardDataset(folders["none"], fields=("cls",)).order(seed=0, epoch=0)
 
     assert [name.rpartition("/")[2] for name in opened] == ["manifest.json"]

@@ -271,7 +271,7 @@ def test_fields_that_are_not_wanted_are_not_read(tmp_path, monkeypatch, indexed)
 def test_a_shard_is_closed_however_its_reading_ends(tmp_path, monkeypatch, end):
     opened = []
     honest = LocalStorage.open
-    monkeypatch.setattr(LocalStorage, "open", lambda *a: opened.append(stream := honest(*a)) or stream)
+    monkeypatch.setattr(LocalStorage, "open", lambda *a, **k: opened.append(stream := honest(*a, **k)) or stream)
     (tmp_path / "a.tar").write_bytes(tar_of(samples_of(range(4)))[: None if end == "close" else -100])
     samples = read_shard(ShardLocation(str(tmp_path / "a.tar")))
     if end == "close":

@@ -564,7 +564,7 @@ def test_changed_data_of_an_indexed_shard_is_skipped_as_damage(tmp_path):
 def test_shards_are_closed_however_a_pass_ends(shards, monkeypatch, end):
     opened = []
     honest = LocalStorage.open
-    monkeypatch.setattr(LocalStorage, "open", lambda *a: opened.append(file := honest(*a)) or file)
+    monkeypatch.setattr(LocalStorage, "open", lambda *a, **k: opened.append(file := honest(*a, **k)) or file)
 
     def interrupt(sample):
         if end == "interrupt":
@@ -586,7 +586,7 @@ def test_shards_are_closed_however_a_pass_ends(shards, monkeypatch, end):
 def test_an_error_leaves_no_shard_open(damaged, monkeypatch):
     opened = []
     honest = LocalStorage.open
-    monkeypatch.setattr(LocalStorage, "open", lambda *a: opened.append(file := honest(*a)) or file)
+    monkeypatch.setattr(LocalStorage, "open", lambda *a, **k: opened.append(file := honest(*a, **k)) or file)
     with pytest.raises(ShardError) as caught:
         list(ShardStream(damaged, decode=False))
 

@@ -1,0 +1,352 @@
+"""What is on web servers is read like local files, through every fault that networks are known for."""
+
+import json
+import threading
+
+import pytest
+from torch.utils.data import DataLoader
+
+import shardkit
+from shardkit import attempts
+from shardkit.errors import (
+    AccessError,
+    ArgumentError,
+    ChangedFileError,
+    DatasetError,
+    MissingFileError,
+    ShardError,
+    ShardkitError,
+    StorageError,
+)
+from shardkit.inspection import list_samples, list_shards, read_member
+from tests.servers.faults import READ_FAULTS
+from tests.servers.programs import Nginx
+
+SAMPLES = {f"{i:04d}": bytes([i]) * (1000 + 17 * i) for i in range(200)}
+OPTIONS = {"read_timeout": 0.3, "total_timeout": 1.5}
+
+# How the faults end that have no good end, when a dataset is read by blocks, by a stream that is compared with the
+# index, and by a stream without one. All others end in the right samples.
+READS = ["loader", "stream", "tar"]
+ENDS = {
+    "FIN mid-body for ever": [StorageError] * 3,
+    "FIN after the head for ever": [StorageError] * 3,
+    "503 for ever": [StorageError] * 3,
+    "trickle": [StorageError] * 3,
+    "stored Content-Encoding gzip": [StorageError] * 3,
+    "redirect loop": [StorageError] * 3,
+    "overwritten mid-read": [(ChangedFileError, ShardError), ChangedFileError, ChangedFileError],
+    "overwritten mid-read, If-Match ignored": [(ChangedFileError, ShardError), ChangedFileError, ChangedFileError],
+    "overwritten mid-read, same ETag": [ShardError] * 3,
+    "deleted mid-read": [MissingFileError] * 3,
+    "expired token": [StorageError] * 3,
+    "403": [AccessError] * 3,
+    "404": [MissingFileError] * 3,
+    "bit flip": [None, None, "unseen"],  # only an index shows it
+    "bit flip for ever": [ShardError, ShardError, "unseen"],
+}
+
+
+def by_loader(url, folder):  # noqa: ARG001
+    dataset = shardkit.ShardDataset(url, storage_options=OPTIONS)
+    loader = shardkit.ShardLoader(dataset, batch_size=16, seed=0)
+    return [item for batch in loader for item in zip(batch["__key__"], batch["bin"], strict=True)]
+
+
+def by_stream(url, folder):  # noqa: ARG001
+    stream = shardkit.ShardStream(url, shuffle=False, storage_options=OPTIONS)
+    return [(sample["__key__"], sample["bin"]) for sample in stream]
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+def by_tar(url, folder):
+    return by_stream(f"{url}/{folder}-{{000000..000003}}.tar", folder)
+
+
+@pytest.fixture(scope="module")
+def web(processes, tmp_path_factory, authority):
+    """Provide a web server with a dataset for each compression."""
+    with Nginx(processes, tmp_path_factory.mktemp("web"), authority) as server:
+        samples = [{"__key__": key, "bin": data} for key, data in SAMPLES.items()]
+        for compression in ("none", "zst"):
+            shardkit.pack(
+                samples,
+                server.folder / compression,
+                compression=compression,
+                shard_samples=50,
+                block_bytes="10kB",
+                columns={"size": lambda sample: len(sample["bin"])},
+                progress=False,
+            )
+        yield server
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """Return what is called instead of waiting for the next try, one after the other."""
+    called = []
+    monkeypatch.setattr(attempts, "_sleep", lambda _: called and called.pop(0)())
+    return called
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("fault", READ_FAULTS)
+def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
+    fault, read, web, proxy, tries, record_property
+):
+    faulty = proxy(web.url)
+    if fault == "refused, then up":
+        faulty.refuse()
+        tries.extend([lambda: None] * 3 + [faulty.listen])
+    else:
+        later = {}
+        if "mid-" in fault and fault not in ("FIN mid-body", "RST mid-body") and read != "loader":
+            faulty.inject("FIN mid-body", path="*-000001.tar")  # else a stream asks once
+            later = {"skip": 0}
+        rule = faulty.inject(fault, path="*-000001.tar", **later)
+    expected = ENDS.get(fault, [None] * 3)[READS.index(read)]
+    found, end, url = [], None, faulty.url
+    try:
+        found = globals()[f"by_{read}"](f"{faulty.url}/none", "none")
+    except ShardkitError as error:
+        end, url = type(error), error.url
+    record_property("fault", (f"http: {fault}", read, end.__name__ if end else expected or "right"))
+
+    assert fault == "refused, then up" or fault.startswith("HEAD") or rule.hits  # nobody sends HEAD
+    assert url.startswith(faulty.url)
+    if end is not None:
+        assert issubclass(end, expected or ())
+    elif expected is None:
+        assert dict(found) == SAMPLES
+        assert len(found) == len(SAMPLES)
+    else:
+        assert expected == "unseen"
+
+
+def test_a_dataset_on_a_web_server_is_the_local_one(web):
+    for compression in ("none", "zst"):
+        there, here = (shardkit.ShardDataset(place) for place in (f"{web.url}/{compression}", web.folder / compression))
+
+        assert there.digest == here.digest
+        assert there.keys() == here.keys()
+        assert (there[7]["bin"], there.by_key("0123")["bin"]) == (here[7]["bin"], SAMPLES["0123"])
+        assert there[7]["__url__"].startswith(f"{web.url}/{compression}/{compression}-")
+
+
+def test_index_columns_select_before_a_shard_is_read(web):
+    before = len(web.requests())
+    large = shardkit.ShardDataset(f"{web.url}/none", where=[("size", ">", 4000)])
+
+    assert len(large) == sum(len(data) > 4000 for data in SAMPLES.values())
+    assert [r.path for r in web.requests()[before:] if r.path.endswith(".tar")] == []
+
+
+def test_what_is_asked_for_is_little(web):
+    before = len(web.requests())
+    sample = shardkit.ShardDataset(f"{web.url}/none")[3]
+    asked = [(r.path.rpartition("/")[2], r.status) for r in web.requests()[before:]]
+
+    assert asked == [
+        ("unfinished.json", 404),
+        ("manifest.json", 206),
+        ("none-000000.parquet", 206),
+        ("none-000000.parquet", 206),
+        ("none-000000.tar", 206),
+    ]
+    assert web.requests()[-1].sent == len(sample["bin"])
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+def test_streams_take_patterns_lists_and_signed_addresses(web):
+    signed = [f"{web.url}/none/none-00000{i}.tar?X-Amz-Signature=SECRET{i}" for i in range(4)]
+    for urls in (
+        f"{web.url}/none/none-{{000000..000003}}.tar?sig=SECRET",
+        signed,
+        f"{web.url}/zst",
+        [*signed[:3], signed[3]],
+    ):
+        found = list(shardkit.ShardStream(urls, shuffle=False))
+
+        assert {sample["__key__"]: sample["bin"] for sample in found} == SAMPLES
+        assert "SECRET" not in repr([sample["__url__"] for sample in found])
+    assert web.requests()[-1].path.endswith(".tar?X-Amz-Signature=SECRET3")
+
+
+def test_a_dataset_whose_addresses_have_a_query_is_read_with_it(web):
+    dataset = shardkit.ShardDataset(f"{web.url}/zst?token=SECRET")
+
+    assert dataset.by_key("0001")["bin"] == SAMPLES["0001"]
+    assert all(request.path.endswith("?token=SECRET") for request in web.requests()[-3:])
+    assert "SECRET" not in repr(dataset) + repr(dataset.manifest) + repr(dataset[0])
+    loader = shardkit.ShardLoader(dataset, batch_size=10)
+    next(iter(loader))
+    assert "SECRET" not in json.dumps(loader.state_dict()) + repr(loader)
+
+
+def test_shards_on_a_web_server_are_indexed_into_a_local_folder(web, tmp_path):
+    with pytest.raises(ArgumentError, match=r"where nothing can be written; say by out= where the manifest and the"):
+        shardkit.index_shards(f"{web.url}/none")
+    pattern = f"{web.url}/none/none-{{000000..000003}}.tar"
+    manifest = shardkit.index_shards(pattern, out=tmp_path / "index")
+
+    assert manifest.shards[0].url == f"{web.url}/none/none-000000.tar"
+    with pytest.raises(shardkit.DatasetError, match="allow_any_url=True"):
+        shardkit.ShardDataset(tmp_path / "index")
+    dataset = shardkit.ShardDataset(tmp_path / "index", allow_any_url=True, storage_options=OPTIONS)
+    assert dataset.digest == shardkit.ShardDataset(f"{web.url}/none").digest
+    assert {sample["__key__"]: sample["bin"] for sample in dataset} == SAMPLES
+    assert {s["__key__"] for s in shardkit.ShardStream(tmp_path / "index", allow_any_url=True)} == set(SAMPLES)
+    assert shardkit.verify(tmp_path / "index", allow_any_url=True).ok
+
+
+def test_a_manifest_tells_no_passwords_and_no_signatures(web, tmp_path):
+    for url in (
+        f"{web.url}/none/none-000000.tar?sig=SECRET",
+        web.url.replace("//", "//me:SECRET@") + "/none/none-000000.tar",
+    ):
+        with pytest.raises(ArgumentError, match="has a password or a query that may be a signature") as caught:
+            shardkit.index_shards(url, out=tmp_path / "index")
+        assert "SECRET" not in str(caught.value)
+
+
+def test_a_dataset_is_verified_where_nothing_lists_its_files(web):
+    report = shardkit.verify(f"{web.url}/zst")
+
+    assert report.ok
+    assert report.samples == len(SAMPLES)
+    assert report.notes == ("web servers list no files, so nobody knows whether there are too many",)
+
+
+def test_damage_on_the_way_is_no_damage_to_who_verifies(web, proxy):
+    faulty = proxy(web.url)
+    faulty.inject("bit flip", path="*-000001.tar")
+    faulty.inject("bit flip", path="*-000002.parquet")
+
+    assert shardkit.verify(f"{faulty.url}/none").ok
+    faulty.inject("bit flip for ever", path="*-000001.tar")
+    report = shardkit.verify(f"{faulty.url}/none")
+    assert [shard.url for shard in report.damaged] == [f"{faulty.url}/none/none-000001.tar"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "none-000001.parquet"])
+def test_manifests_and_indexes_that_come_wrong_are_fetched_again_or_refused(name, web, proxy, caplog):
+    faulty = proxy(web.url)
+    size = (web.folder / "none" / name).stat().st_size
+    wrong = 0
+    for at in range(0, size, size // 20):
+        faulty.inject("bit flip", path=f"*/{name}", at=at)
+        try:
+            dataset = shardkit.ShardDataset(f"{faulty.url}/none")
+            found = {key: dataset.by_key(key)["bin"] for key in dataset.keys()[60:63]}
+        except (ShardError, DatasetError):
+            wrong += 1
+        else:
+            assert found == {key: SAMPLES[key] for key in found}
+        faulty.clear()
+    assert "what came is wrong, so it is fetched again: " in caplog.text
+    assert wrong <= 2  # not every byte of a manifest is checked
+
+
+def test_samples_and_shards_are_listed_and_single_fields_read(web):
+    url = f"{web.url}/none"
+
+    assert {sample.key: sample.fields["bin"] for sample in list_samples(url)} == {k: len(v) for k, v in SAMPLES.items()}
+    assert [shard["samples"] for shard in list_shards(url)] == [50] * 4
+    assert read_member(url, "0042", "bin") == SAMPLES["0042"]
+
+
+def test_who_may_read_says_so_in_the_url_or_the_options(web):
+    private, options = f"{web.private_url}/none", {"username": web.user, "password": web.password}
+    with_user = private.replace("//", f"//{web.user}:{web.password.replace(' ', '%20')}@")
+
+    for dataset in (shardkit.ShardDataset(private, storage_options=options), shardkit.ShardDataset(with_user)):
+        assert dataset.by_key("0001")["bin"] == SAMPLES["0001"]
+        assert web.password not in repr(dataset)
+    with pytest.raises(AccessError, match=r"access is refused: the server answers 401; pass storage_options="):
+        shardkit.ShardDataset(private)
+
+
+def test_an_authority_of_ones_own_is_trusted_if_it_is_named(web, monkeypatch):
+    url = f"{web.tls_url}/none"
+    with pytest.raises(StorageError, match="because the connection is not secure"):
+        shardkit.ShardDataset(url)
+
+    trusting = {"storage_options": {"ca_certs": str(web.ca_file)}}
+    assert shardkit.ShardDataset(url, **trusting).by_key("0001")["bin"] == SAMPLES["0001"]
+    monkeypatch.setenv("SSL_CERT_FILE", str(web.ca_file))
+    assert shardkit.ShardDataset(url.replace("127.0.0.1", "localhost"))[0]["__url__"].startswith("https://localhost")
+
+
+def test_passwords_go_to_nobody_else(web, proxy):
+    faulty = proxy(web.url)
+    faulty.inject("redirect to another host", path="*-000000.tar")
+    options = {"username": web.user, "password": web.password}
+    dataset = shardkit.ShardDataset(f"{faulty.url}/none", storage_options=options)
+
+    assert dataset[0]["bin"] == SAMPLES[dataset.keys()[0]]
+    log = [entry for entry in faulty.log() if entry["path"].endswith("-000000.tar")]
+    assert [bool(entry["headers"].get("authorization")) for entry in log] == [True, False]
+
+
+def test_nothing_is_written_to_a_web_server(web):
+    for write in (
+        lambda: shardkit.pack([{"__key__": "a", "txt": "b"}], f"{web.url}/new", progress=False),
+        lambda: shardkit.ShardWriter(f"{web.url}/new"),
+        lambda: shardkit.index_shards(f"{web.url}/none", out=f"{web.url}/new"),
+    ):
+        with pytest.raises(
+            ArgumentError, match="http and https can only be read; write to a local folder or an object"
+        ):
+            write()
+    assert {request.method for request in web.requests()} == {"GET"}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["dataset", "stream"])
+def test_worker_processes_read_after_their_parent_has_read(start, kind, web):
+    url = f"{web.url}/none"
+    dataset = shardkit.ShardDataset(url) if kind == "dataset" else shardkit.ShardStream(url)
+    first = dataset[0] if kind == "dataset" else next(iter(dataset))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=start)
+
+    assert first["bin"] == SAMPLES[first["__key__"]]
+    assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
+    if kind == "dataset":
+        assert dataset[0]["bin"] == first["bin"]
+
+
+@pytest.mark.usefixtures("tries")
+def test_a_stream_goes_on_in_the_middle_of_a_shard(web, proxy):
+    faulty = proxy(web.url)
+    faulty.inject("FIN mid-body five times", path="*-000001.tar")
+
+    assert dict(by_stream(f"{faulty.url}/none", "none")) == SAMPLES
+    asked = [int(entry["range"][6:-1]) for entry in faulty.log() if entry["path"].endswith("-000001.tar")]
+    assert len(asked) == 6
+    assert asked == sorted(set(asked))  # nothing twice
+
+
+@pytest.mark.parametrize("read", ["loader", "stream"])
+def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx, web, proxy, tries):
+    (nginx.folder / "none").symlink_to(web.folder / "none")
+    faulty = proxy(nginx.url)
+    held = faulty.hold(after=1000, path="*-000002.tar")
+    found = []
+
+    def epoch():
+        found.extend(
+            by_loader(f"{faulty.url}/none", "none") if read == "loader" else by_stream(f"{faulty.url}/none", "none")
+        )
+
+    reader = threading.Thread(target=epoch)
+    reader.start()
+    held.wait()
+    nginx.kill()
+    tries.extend([lambda: None] * 2 + [nginx.start])
+    held.release()
+    reader.join()
+
+    assert len(found) == len(SAMPLES)
+    assert dict(found) == SAMPLES
