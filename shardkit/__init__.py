@@ -31,6 +31,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     resize        a box of pixels -> an image of another size
     boxes         an image file -> the pixels of a box of it
     image         images -> images of one size, for batches
+    foreign       transforms of albumentations and torchvision -> repeatable ones
     transforms    what was read -> what a training loop gets
     headers       what a tar header says <-> its 512 bytes
     tar           members <-> bytes
@@ -107,6 +108,7 @@ from shardkit.errors import (
     WorkerError,
 )
 from shardkit.findings import DamagedShard, Problem, VerifyReport
+from shardkit.foreign import Albumentations, Torchvision
 from shardkit.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from shardkit.indexing import index_shards
 from shardkit.loader import ShardLoader
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
     from shardkit.stream import ShardStream, StreamWarning
 
 __all__ = [
+    "Albumentations",
     "ArgumentError",
     "CodecError",
     "DamagedShard",
@@ -154,6 +157,7 @@ __all__ = [
     "StateError",
     "StreamWarning",
     "TooManySkippedError",
+    "Torchvision",
     "TruncatedShardError",
     "UnfinishedDatasetError",
     "VerifyReport",

@@ -31,6 +31,7 @@ LAYERS = [
         "resize",
         "boxes",
         "image",
+        "foreign",
         "transforms",
         "headers",
         "tar",
