@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardkit.codecs import undecodable
 from shardkit.errors import ArgumentError, CodecError
-from shardkit.pixels import decode_image, decode_jpeg, jpeg_orientation, jpeg_size, open_image, rgb_of
+from shardkit.pixels import decode_jpeg, decode_other_image, jpeg_orientation, jpeg_size, open_image, rgb_of
 from shardkit.resize import Pixels
 
 if TYPE_CHECKING:
@@ -95,8 +95,10 @@ class FileSource:
         self._array: Pixels | None = None
         self._size = jpeg_size(data, max_pixels=max_pixels)
         if self._size is None:
-            image = open_image(bytes(data), max_pixels=max_pixels)
-            self._array = rgb_of(upright(image) if exif else image)
+            if exif:
+                self._array = rgb_of(upright(open_image(bytes(data), max_pixels=max_pixels)))
+            else:
+                self._array = decode_other_image(bytes(data), max_pixels=max_pixels)
             self.height, self.width = self._array.shape[:2]
             _check_sides(self)
             return
@@ -111,7 +113,7 @@ class FileSource:
         divisor = self._divisor(box, shape)
         array = decode_jpeg(self._data, self._size, divisor=divisor)
         if array is None:
-            divisor, array = 1, decode_image(bytes(self._data), max_pixels=self._max_pixels)
+            divisor, array = 1, decode_other_image(bytes(self._data), max_pixels=self._max_pixels)
         if divisor > 1:
             box = Box(*(number // divisor for number in box))
         return box.of(_oriented(array, self._orientation))

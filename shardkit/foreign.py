@@ -209,7 +209,7 @@ def _draws(func: Any) -> bool:
     """
     import torch
 
-    operator = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+    operator: Any = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     names = operator.overloads() if hasattr(operator, "overloads") else ()  # __eq__ and its like are no operators there
     overloads = [getattr(operator, name) for name in names]
     if not any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 
 from shardkit import pixels
 from shardkit.codecs import MAX_PIXELS, Decoder, encode
@@ -66,6 +66,11 @@ def test_alpha_in_a_jpeg_is_refused_and_not_dropped():
 # Images
 
 
+def chunk(kind, content):
+    """Return a chunk of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
 def image_of(mode):
     """Return an image of that mode and the pixels that it must be decoded to."""
     grey = PHOTO[:, :, 0]
@@ -109,6 +114,92 @@ def test_every_kind_of_jpeg_is_decoded_to_pillows_rgb(monkeypatch, simplejpeg, m
     assert (decoded.dtype, decoded.shape) == (np.uint8, PHOTO.shape)
     assert np.abs(decoded.astype(int) - expected).max() <= 2  # two builds of libjpeg may round differently
     assert decoded.flags.writeable
+
+
+def png_variants():
+    """Yield PNGs of all kinds, with what surrounds the pixels."""
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+        yield saved(image_of(mode)[0], "PNG")
+    for transparency in (3, bytes(range(0, 256, 4))):
+        yield saved(Image.fromarray(PHOTO).quantize(64), "PNG", transparency=transparency)
+    yield saved(Image.fromarray(PHOTO), "PNG", transparency=tuple(PHOTO[3, 3].tolist()))
+    yield saved(Image.fromarray(PHOTO[:, :, 0]), "PNG", transparency=77)
+    yield saved(Image.fromarray(PHOTO).quantize(4), "PNG", bits=2)
+    chunks = (b"gAMA", struct.pack(">I", 22_000)), (b"sBIT", b"\5\5\5"), (b"bKGD", bytes(6))
+    data = saved(Image.fromarray(PHOTO), "PNG")
+    for kind, content in chunks:
+        yield data[:33] + chunk(kind, content) + data[33:]
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    yield saved(Image.fromarray(PHOTO), "PNG", exif=exif)
+    frames = [Image.fromarray(np.roll(PHOTO, shift, 0)) for shift in range(3)]
+    yield saved(frames[0], "PNG", save_all=True, append_images=frames[1:])
+    yield saved(frames[0], "PNG", save_all=True, append_images=frames[1:], default_image=True)
+
+
+def webp_variants():
+    for mode in ("L", "RGB", "RGBA"):
+        for options in ({"lossless": True}, {"quality": 30}, {"quality": 95, "alpha_quality": 50}, {"exact": True}):
+            yield saved(image_of(mode)[0], "WEBP", **options)
+    frames = [Image.fromarray(np.roll(PHOTO, shift, 0)) for shift in range(3)]
+    yield saved(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+
+
+def test_pngs_and_webps_are_decoded_to_the_same_pixels_with_opencv_and_without(monkeypatch):
+    for data in (*png_variants(), *webp_variants()):
+        with_opencv = DECODER.decode("png", data)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cv2", None)
+            without = DECODER.decode("png", data)
+
+        assert same_array(with_opencv, without)
+        assert with_opencv.flags.writeable
+
+
+def test_opencv_decodes_where_it_can(monkeypatch):
+    import cv2
+
+    calls = []
+    decode = cv2.imdecode
+    monkeypatch.setattr(cv2, "imdecode", lambda *args: calls.append(0) or decode(*args))
+    for form, options in (("PNG", {}), ("WEBP", {}), ("WEBP", {"lossless": True})):
+        DECODER.decode("png", saved(Image.fromarray(PHOTO), form, **options))
+
+    assert len(calls) == 3
+
+
+def test_a_png_of_whole_chunks_that_hold_other_than_its_pixels_is_the_same_with_opencv_and_without(monkeypatch):
+    def outcome(data):
+        try:
+            return DECODER.decode("png", data).tobytes()
+        except CodecError as error:
+            return str(error)
+
+    data = WHOLE_FILES["png"]
+    rows = zlib.decompress(data[data.index(b"IDAT") + 4 : -16])
+    broken = bytearray(zlib.compress(rows))
+    broken[len(broken) // 2] ^= 255
+    for stream in (zlib.compress(rows + rows), zlib.compress(rows[:-1]), bytes(broken), broken[:-9], b"", b"no zlib"):
+        changed = data[:33] + chunk(b"IDAT", bytes(stream)) + data[-12:]
+        with_opencv = outcome(changed)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cv2", None)
+
+            assert outcome(changed) == with_opencv
+
+
+def test_what_opencv_cannot_decode_pillow_decides(monkeypatch):
+    import cv2
+
+    def refuse(*_):
+        raise cv2.error
+
+    for imdecode in (refuse, lambda *_: None):
+        monkeypatch.setattr(cv2, "imdecode", imdecode)
+
+        assert np.array_equal(DECODER.decode("png", WHOLE_FILES["png"]), PHOTO)
+    monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB")  # as it was before 4.10
+    assert np.array_equal(DECODER.decode("png", WHOLE_FILES["png"]), PHOTO)
 
 
 def test_webp_with_and_without_alpha_and_loss_is_decoded():
@@ -204,7 +295,7 @@ def test_cut_images_are_refused_also_where_pillow_is_told_to_make_pixels_up(monk
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
 
     assert DECODER.decode("jpg", WHOLE_FILES["jpg"]).shape == PHOTO.shape
-    for name in ("png", "cmyk jpg"):
+    for name in ("gif", "cmyk jpg"):
         refuses(
             "jpg",
             WHOLE_FILES[name],
@@ -213,9 +304,6 @@ def test_cut_images_are_refused_also_where_pillow_is_told_to_make_pixels_up(monk
 
 
 def test_a_damaged_png_is_refused_but_for_what_is_not_critical():
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
     data = WHOLE_FILES["png"]
     for at in range(8, len(data), 5):
         damaged = bytearray(data)
@@ -244,9 +332,6 @@ def test_a_jpeg_with_missing_pixels_is_refused_also_where_pillow_would_take_it()
 
 
 def png_of(width, height):
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
