@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
 from shardkit.hashing import derive
-from shardkit.resize import Pixels
+from shardkit.resize import Pixels, use_one_thread
 from shardkit.rng import Rng
 from shardkit.sample import FieldSelection, Sample
 from shardkit.transforms import Transform, decode_fields, fields_of_known_shape, undecoded_fields, was_undecodable
@@ -115,10 +115,11 @@ class RowMaker:
 
 
 class RowThreads:
-    """Makes rows in the thread that calls it."""
+    """Makes rows in the thread that calls it, which is one of many: torch uses no others for it from then on."""
 
     def __init__(self, maker: RowMaker) -> None:
         self._maker = maker
+        self._caller = threading.local()
 
     def __call__(self, raws: Sequence[RawRow], outs: Sequence[Mapping[str, Pixels]] = ()) -> list[Row]:
         """Return the rows.
@@ -127,6 +128,9 @@ class RowThreads:
             raws: The rows to be made.
             outs: For each of them, where fields are written; or nothing. See ``RowMaker``.
         """
+        if not hasattr(self._caller, "is_ready"):
+            use_one_thread()
+            self._caller.is_ready = True
         return [self._maker(raw, out) for raw, out in zip_longest(raws, outs)]
 
     def close(self) -> None:

@@ -5,14 +5,25 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from shardkit import RandomResizedCrop, Resize, ResizeCenterCrop, Rng
+from shardkit import (
+    Decoder,
+    RandomResizedCrop,
+    Resize,
+    ResizeCenterCrop,
+    Rng,
+    ShardDataset,
+    ShardLoader,
+    ShardStream,
+    pack,
+)
 from shardkit.boxes import PendingImage
 from shardkit.codecs import MAX_PIXELS
-from shardkit.errors import ArgumentError
+from shardkit.errors import ArgumentError, CodecError
 from tests.shared import DECODER, PHOTO, saved
 
 LARGE = np.asarray(Image.fromarray(PHOTO).resize((480, 400), Image.Resampling.BICUBIC))
@@ -334,6 +345,91 @@ def test_what_is_decoded_already_cannot_be_turned_any_more():
         ArgumentError, match=r"image: exif=True needs the file, .* or pass decode=Decoder\(images='pil'\)"
     ):
         Resize(8, exif=True)(PHOTO)
+
+
+# Where they are used
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Return a dataset of 30 photographs, of which number 7 is cut."""
+    folder = tmp_path_factory.mktemp("images") / "photos"
+    rng = np.random.default_rng(0)
+    samples = []
+    for i in range(30):
+        height, width = 40 + i, 70 - i
+        noise = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        image = Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+        form = ("JPEG", "PNG", "WEBP")[i % 3]
+        data = saved(image, form)
+        samples.append({"__key__": f"{i:02d}", ("jpg", "png", "webp")[i % 3]: data[:-50] if i == 7 else data, "cls": i})
+    pack(samples, folder, shard_samples=11, shuffle=False, compression="none", progress=False)
+    return folder
+
+
+FIELDS = {"image": "jpg;png;webp", "label": "cls"}
+CROP = RandomResizedCrop((20, 24))
+
+
+def loaded(photos, **options):
+    """Return the images of two epochs by epoch and label, and how many were skipped."""
+    loader = ShardLoader(ShardDataset(photos, fields=FIELDS), 8, seed=3, on_error="skip", **options)
+    images, skipped = {}, 0
+    for epoch in range(2):
+        for batch in loader:
+            images |= {
+                (epoch, label): image for label, image in zip(batch["label"].tolist(), batch["image"], strict=True)
+            }
+        skipped += loader.skipped
+    return images, skipped
+
+
+@pytest.mark.multiprocess
+def test_a_loader_gives_the_same_images_with_any_workers_and_skips_what_cannot_be_decoded(photos):
+    expected, skipped = loaded(photos, transform={"image": CROP}, num_workers=1)
+
+    assert (len(expected), skipped) == (58, 2)
+    assert (0, 7) not in expected
+    for options in ({"num_workers": 3}, {"num_workers": 2, "worker_type": "process"}):
+        found, skipped = loaded(photos, transform={"image": CROP}, **options)
+
+        assert (found.keys(), skipped) == (expected.keys(), 2)
+        assert all(torch.equal(found[which], expected[which]) for which in expected)
+    assert len({image.numpy().tobytes() for image in expected.values()}) == 58
+    assert all(image.shape == (3, 20, 24) for image in expected.values())
+
+
+def test_a_loader_gives_what_the_transform_makes_of_decoded_images(photos):
+    def crop(image, rng):
+        return CROP(image, rng)  # a function of which nothing is known
+
+    fused, plain = (loaded(photos, transform={"image": one})[0] for one in (CROP, crop))
+
+    assert fused.keys() == plain.keys()
+    assert all(torch.equal(fused[which], plain[which]) for which in fused)
+
+
+def test_an_image_that_cannot_be_decoded_is_an_error_with_its_place(photos):
+    dataset = ShardDataset(photos, fields=FIELDS)
+    message = r"photos-000000\.tar, sample '07', field 'png' cannot be decoded: it is cut"
+    with pytest.raises(CodecError, match=message):
+        list(ShardLoader(dataset, 8, transform={"image": CROP}))
+    with pytest.raises(CodecError, match=message):
+        ShardDataset(photos, fields=FIELDS, transform={"image": CROP})[7]
+    with pytest.raises(CodecError, match=message):
+        list(ShardStream(photos, fields=FIELDS, transform={"image": CROP}))
+
+
+def test_datasets_and_streams_crop_while_they_decode(photos, monkeypatch):
+    monkeypatch.setattr(Decoder, "decode", lambda *_, **__: 0)  # decodes nothing but labels
+    turned = Resize((20, 24), exif=True)  # needs the file
+    dataset = ShardDataset(photos, fields=FIELDS, transform={"image": turned})
+    stream = ShardStream(photos, fields=FIELDS, transform={"image": turned}, on_error="skip", shuffle=False)
+    images = {sample["__key__"]: sample["image"] for sample in stream}
+
+    assert sorted({*images, "07"}) == dataset.keys()
+    assert stream.skipped.samples == 1
+    assert all(np.array_equal(dataset.by_key(key)["image"], image) for key, image in images.items())
 
 
 # Arguments

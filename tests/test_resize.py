@@ -136,11 +136,15 @@ def test_a_thread_that_uses_one_thread_changes_nothing_for_others():
         use_one_thread()
         count()
 
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    for target in (use_and_count, count):
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
+    try:
+        for target in (use_and_count, count):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+        count()
+    finally:
+        torch.set_num_threads(before)
 
-    assert counts == [1, 2]
-    assert torch.get_num_threads() == 2
+    assert counts == [1, 2, 2]

@@ -1,9 +1,11 @@
 """Rows are made where they belong, each image decoded once, and what cannot be decoded is told from what failed."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from shardkit import Decoder, RandomResizedCrop, Resize, Rng, rows
@@ -26,6 +28,11 @@ def maker(*transforms, fields=FIELDS, decoder=DECODER, seed=5):
 
 def raw(data=JPEG, position=3, **fields):
     return RawRow({"__key__": "a/1", "__url__": "x.tar", "jpg": memoryview(data), **fields}, 2, position)
+
+
+def in_a_thread(function, *arguments):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def test_an_image_is_cropped_while_it_is_decoded_with_the_random_numbers_of_its_place():
@@ -52,14 +59,14 @@ def test_rows_are_written_where_they_belong():
     batch = list(np.full((2, 20, 24, 3), 7, np.uint8))
     make = maker({"image": CROP, "label": abs})
     raws = [raw(cls=b"-7"), raw(position=4)]
-    made = RowThreads(make)(raws, [{"image": row} for row in batch])
+    made = in_a_thread(RowThreads(make), raws, [{"image": row} for row in batch])
 
     assert make.out_fields == {"image": (20, 24, 3)}
     for row, out, one in zip(made, batch, raws, strict=True):
         assert row.value["image"] is out
         assert np.array_equal(out, make(one).value["image"])
     assert [row.value["label"] for row in made] == [7, None]
-    assert len(RowThreads(make)(raws)) == 2
+    assert len(in_a_thread(RowThreads(make), raws)) == 2
 
 
 def test_what_another_function_changes_is_not_known_beforehand():
@@ -140,3 +147,14 @@ def test_a_maker_goes_into_other_processes_also_after_it_was_used():
     first = make(raw()).value["image"]
 
     assert np.array_equal(pickle.loads(pickle.dumps(make))(raw()).value["image"], first)
+
+
+def test_a_thread_that_makes_rows_computes_alone():
+    def count():
+        RowThreads(maker({"image": CROP}))([raw()])
+        return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+
+    assert in_a_thread(count) == 1
+    assert torch.get_num_threads() == before
