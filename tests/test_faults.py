@@ -545,6 +545,18 @@ def test_what_passes_through_a_proxy_is_not_changed(proxy, body):
             assert received(client, len(response)) == response
 
 
+def test_a_server_learns_that_an_upload_was_cut(proxy):
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        faulty = proxy(f"http://127.0.0.1:{server.getsockname()[1]}")
+        faulty.inject("PUT cut")
+        writing = thread.submit(ask, f"{faulty.url}/a", "PUT", b"bytes")
+        upstream, _ = server.accept()
+        with upstream:
+            assert received(upstream, 1 << 20).endswith(b"\r\n\r\nby")
+
+        assert writing.result().error is ConnectionResetError
+
+
 def test_a_server_far_away_answers_after_its_round_trips_and_at_its_rate(faulty):
     faulty.distance(rtt=0.02, rate=len(DATA) / 0.05)
     connection = http.client.HTTPConnection("127.0.0.1", faulty.port, timeout=60)

@@ -15,7 +15,7 @@ import botocore.exceptions
 import pytest
 import urllib3
 
-from tests.servers.processes import ROOT, Port, wait_until
+from tests.servers.processes import ROOT, Port, Processes, wait_until
 
 DATA = bytes(range(256)) * 4096
 
@@ -140,6 +140,16 @@ def test_no_server_outlives_pytest(tmp_path, ending):
         assert len(started) == 7  # nginx, moto, the proxies' program, three of Ceph's, and the watchdog
         for descriptor in started:
             assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+
+
+def test_programs_end_when_their_keeper_is_closed(tmp_path):
+    with contextlib.closing(Processes()) as processes:
+        started = [processes.start(["sleep", "600"], tmp_path / "log") for _ in range(2)]
+        processes.kill(started[0])
+
+        assert [process.returncode for process in started] == [-signal.SIGKILL, None]
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    assert processes.watchdog.returncode == 0
 
 
 def test_a_port_is_refused_and_kept_while_no_server_listens():
@@ -293,4 +303,5 @@ def test_ceph_that_is_killed_in_the_middle_of_a_response_comes_back_with_what_it
         with pytest.raises(botocore.exceptions.BotoCoreError):
             reading.result()
         assert read_all(client, bucket) == DATA * 16
-        client.put_object(Bucket=ceph.make_bucket(), Key="a", Body=DATA)
+    with ceph.client(read_timeout=15) as client:  # it would take 28 s to learn that a peer is gone for ever
+        client.create_bucket(Bucket=f"{bucket}-2")

@@ -206,7 +206,6 @@ class Exchange:
         self.sending = None
         self.upstream = None
         self.last = version == "HTTP/1.0" or headers.get("Connection").lower() == "close"
-        self.done = False
         self.entry = {
             "method": self.method,
             "path": self.target,
@@ -310,7 +309,6 @@ class Exchange:
         """Come to the end of the request; return whether its connection can have another."""
         if self.sending and not self.last:
             await self.sending
-        self.done = True
         return not self.last
 
     def close(self):
@@ -318,4 +316,4 @@ class Exchange:
         if self.sending:
             self.sending.cancel()
         if self.upstream:
-            end(self.upstream, reset=not self.done)
+            end(self.upstream, reset=False)
