@@ -199,7 +199,9 @@ def test_the_range_of_a_response_is_said_to_be_another(faulty, file):
     faulty.inject("Content-Range of other bytes")
     faulty.inject("Content-Range of another size")
     seen = [ask(file, Range="bytes=10-19") for _ in range(2)]
+    faulty.inject("Content-Range of other bytes")
 
+    assert ask(file, Range=f"bytes={len(DATA)}-").status == 416
     assert [answer.whole for answer in seen] == [(206, DATA[10:20], None)] * 2
     assert [a.headers["content-range"] for a in seen] == [f"bytes 11-20/{len(DATA)}", f"bytes 10-19/{1 << 40}"]
 

@@ -99,8 +99,9 @@ async def edit(x, _rule, *, without=(), headers=None):
 async def wrong_range(x, _rule, *, shift=1, total=None):
     """Say that the bytes are others than they are: shifted, or of a whole of another size."""
     answer = await x.ask()
-    first, last, size = map(int, re.findall(r"\d+", answer.headers.get("Content-Range")))
-    answer.headers.set("Content-Range", f"bytes {first + shift}-{last + shift}/{total or size}")
+    if answer.status == 206:
+        first, last, size = map(int, re.findall(r"\d+", answer.headers.get("Content-Range")))
+        answer.headers.set("Content-Range", f"bytes {first + shift}-{last + shift}/{total or size}")
     await x.answer(answer)
 
 
