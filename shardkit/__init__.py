@@ -69,6 +69,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     sampler       the order of an epoch for a stock DataLoader
     batches       samples -> one batch
     columnar      blocks of small samples -> batches, without a loop over samples
+    slabs         the memory of a batch, written to row by row
     rows          the bytes of a sample -> a row of a batch, in threads or processes
     schedule      the order of an epoch -> which blocks each batch needs
     threads       small tasks, done in threads that end

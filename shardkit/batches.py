@@ -1,7 +1,7 @@
 """Samples -> one batch: a dict of fields, each a tensor where the values of all samples are alike, else a list."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -9,11 +9,14 @@ from shardkit.errors import ArgumentError, SampleError
 from shardkit.pixels import IMAGE_FIELDS
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 
+if TYPE_CHECKING:
+    import torch
+
 Batch: TypeAlias = dict[str, Any]
 """The fields of a batch, and the samples' keys under ``__key__``."""
 
 
-def collate(samples: Sequence[Sample], *, selection: FieldSelection) -> Batch:
+def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mapping[str, Any] | None = None) -> Batch:
     """Return samples as one batch.
 
     Values that all are arrays, or all tensors, of one shape and type become a tensor with one more dimension in front;
@@ -24,6 +27,7 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection) -> Batch:
     Args:
         samples: What a batch consists of; may be empty.
         selection: Which fields were picked, to know the images, and what an empty batch has.
+        made: Fields of the batch that are put together already; the samples have something under their names.
 
     Raises:
         SampleError: Not all samples have the same fields.
@@ -44,9 +48,12 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection) -> Batch:
     for sample in samples:
         if sample.keys() - RESERVED != set(names):
             raise _differs(sample, names)
-    batch: Batch = {
-        name: stack([sample[name] for sample in samples], images=holds_images(selection, name)) for name in names
-    }
+    batch: Batch = {}
+    for name in names:
+        if made and name in made:
+            batch[name] = made[name]
+        else:
+            batch[name] = stack([sample[name] for sample in samples], images=holds_images(selection, name))
     batch[KEY] = [sample.get(KEY) for sample in samples]
     return batch
 
@@ -81,7 +88,14 @@ def stack(values: list[Any], *, images: bool = False) -> Any:
         tensor = torch.from_numpy(rows)
     except (TypeError, ValueError):  # text, objects, records; other byte orders
         return values
-    return tensor.permute(0, 3, 1, 2) if images and dtype == np.uint8 and shape[2:] == (3,) else tensor
+    return channels_first(tensor) if images else tensor
+
+
+def channels_first(images: "torch.Tensor") -> "torch.Tensor":
+    """Return images, uint8, (batch, height, width, 3), as (batch, 3, height, width); anything else as it is."""
+    import torch
+
+    return images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 and images.shape[3:] == (3,) else images
 
 
 def holds_images(selection: FieldSelection, name: str) -> bool:

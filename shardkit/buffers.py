@@ -3,13 +3,18 @@
 The system clears new memory page by page when it is first touched, which takes longer than reading a file into it.
 """
 
+import itertools
+import mmap
+import os
 import threading
 import weakref
 from collections import defaultdict, deque
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+_NUMBERS = itertools.count(1)
 _FRACTION = 4  # buffers are larger than what is asked for by a sixteenth at most (2 ** -4)
 
 
@@ -36,7 +41,7 @@ class Buffers:
 
     def __init__(self, kept_bytes: int) -> None:
         self._kept_bytes = kept_bytes
-        self._free: defaultdict[int, deque[bytearray]] = defaultdict(deque)
+        self._free: defaultdict[int, deque[bytearray | SharedMemory]] = defaultdict(deque)
         self._lock = threading.Lock()
         # Memory is given back wherever its last user lets go of it, perhaps by the thread that holds the lock. So that
         # happens without it, in steps that are atomic.
@@ -50,7 +55,7 @@ class Buffers:
             try:
                 memory = free.pop()
             except IndexError:
-                memory = bytearray(capacity)
+                memory = self._allocate(capacity)
                 self._drop_surplus()
         # NumPy makes a view refer to this array, and not to what it is a view of, because that is no array.
         array = np.frombuffer(memory, dtype=np.uint8, count=nbytes)
@@ -63,12 +68,59 @@ class Buffers:
         users[number] = weakref.ref(array, take_back)
         return array
 
+    @staticmethod
+    def _allocate(capacity: int) -> "bytearray | SharedMemory":
+        return bytearray(capacity)
+
     def _drop_surplus(self) -> None:
         surplus = sum(capacity * len(free) for capacity, free in self._free.items()) - self._kept_bytes
         for capacity, free in self._free.items():
             while surplus > 0 and free:
                 free.pop()
                 surplus -= capacity
+
+
+class SharedMemory(mmap.mmap):
+    """Memory that another process can map, once it is sent the file descriptor. It has no name and leaves no trace.
+
+    It counts as this process's memory; it is not limited by the size of /dev/shm.
+
+    Attributes:
+        number: Another one for each that this process makes; 0 if another process has made it.
+        descriptor: The file descriptor, which is closed with the memory.
+    """
+
+    number: int
+    descriptor: int
+
+    def __new__(cls, descriptor: int, nbytes: int, number: int) -> Self:
+        """Map what a descriptor stands for."""
+        memory = super().__new__(cls, descriptor, nbytes)
+        memory.number = number
+        memory.descriptor = descriptor
+        weakref.finalize(memory, os.close, descriptor)
+        return memory
+
+
+class SharedBuffers(Buffers):
+    """Buffers whose memory other processes can map."""
+
+    @staticmethod
+    def _allocate(capacity: int) -> SharedMemory:
+        descriptor = os.memfd_create("shardkit")
+        try:
+            os.ftruncate(descriptor, capacity)
+            return SharedMemory(descriptor, capacity, next(_NUMBERS))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+
+def shared_memory(array: npt.NDArray[np.uint8]) -> SharedMemory | None:
+    """Return the memory that an array was taken from, if it is shared."""
+    base = array.base
+    found = base.obj if isinstance(base, memoryview) else None
+    return found if isinstance(found, SharedMemory) else None
 
 
 def _capacity(nbytes: int) -> int:

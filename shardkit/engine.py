@@ -28,6 +28,7 @@ from shardkit.errors import WorkerError
 from shardkit.order import Batches, IntArray, OrderPlan
 from shardkit.rows import RawRow, Row
 from shardkit.schedule import Places, Planned, schedule
+from shardkit.slabs import BatchMaker, Slab
 from shardkit.threads import Threads
 
 _FETCH_THREADS = 4  # a local read is a copy; these hide a disk's latency
@@ -46,7 +47,7 @@ class Blocks(Places, Protocol):
         ...
 
 
-RowsMaker = Callable[[Sequence[RawRow]], list[Row]]
+RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,11 @@ class _Slot:
 class _Batch:
     """A batch that is planned, and what is made of it."""
 
-    __slots__ = ("chunks", "finished", "made", "plan")
+    __slots__ = ("chunks", "finished", "made", "plan", "slab")
 
     def __init__(self, plan: Planned) -> None:
         self.plan = plan
+        self.slab: Slab | None = None
         self.made: list[Row | None] = []
         self.chunks = 0  # still to be made
         self.finished: Finished | None = None
@@ -106,7 +108,7 @@ class Engine:
         rank: Which rank's rows.
         epoch: The epoch's number.
         make_rows: Makes rows of samples' bytes. Called by ``num_workers`` threads.
-        collate: Makes a batch of rows. Called by the same threads.
+        make_batch: Makes a batch of rows. Called by the same threads.
         make_arena: Returns an arena with room for so many blocks, if batches can be gathered from whole blocks.
         skips: Leave out rows that cannot be read or decoded.
         buffers: What blocks are read into.
@@ -124,7 +126,7 @@ class Engine:
         rank: int,
         epoch: int,
         make_rows: RowsMaker,
-        collate: Callable[[list[Any]], Any],
+        make_batch: BatchMaker,
         make_arena: Callable[[int], Arena] | None,
         skips: bool,
         buffers: Buffers,
@@ -134,7 +136,7 @@ class Engine:
         self._blocks = blocks
         self._epoch = epoch
         self._make_rows = make_rows
-        self._collate = collate
+        self._make_batch = make_batch
         self._skips = skips
         self._memory = memory
         self._ahead = max(_AHEAD_BATCHES, -(-_AHEAD_ROWS // batches.batch_size))
@@ -305,6 +307,7 @@ class Engine:
             starts = range(0, len(batch.plan.rows), self._chunk_rows)
             batch.made = [None] * len(batch.plan.rows)
             batch.chunks = len(starts)
+            batch.slab = self._make_batch.slab(len(batch.plan.rows)) if self._arena is None else None
             slots = [self._slots[number] for number in batch.plan.numbers.tolist()]
             for start in starts:
                 stop = min(start + self._chunk_rows, len(slots))
@@ -323,9 +326,7 @@ class Engine:
         """Make some rows of a batch, and, if they are its last, the batch."""
         stop = start + len(slots)
         try:
-            rows = self._made_rows(
-                slots, batch.plan.rows[start:stop].tolist(), batch.plan.positions[start:stop].tolist()
-            )
+            rows = self._made_rows(batch, start, slots)
         except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
             rows = [Row(None, error)] * len(slots)
         batch.made[start:stop] = rows
@@ -335,10 +336,12 @@ class Engine:
                 return
         self._end(batch, self._finish(batch))
 
-    def _made_rows(self, slots: list[_Slot], rows: list[int], positions: list[int]) -> list[Row]:
+    def _made_rows(self, batch: _Batch, start: int, slots: list[_Slot]) -> list[Row]:
         made: list[Row | None] = []
         raws: list[RawRow] = []
-        for slot, row, position in zip(slots, rows, positions, strict=True):
+        part = slice(start, start + len(slots))
+        places = zip(batch.plan.rows[part].tolist(), batch.plan.positions[part].tolist(), strict=True)
+        for slot, (row, position) in zip(slots, places, strict=True):
             content = slot.content
             if content is None:
                 arena = self._arena_of_batch()
@@ -352,7 +355,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - it is raised in the row's place
                     sample = error
             raws.append(RawRow(sample, self._epoch, position))
-        others = iter(self._make_rows(raws)) if raws else iter(())
+        others = iter(self._make_rows(raws, batch.slab, start)) if raws else iter(())
         return [next(others) if row is None else row for row in made]
 
     def _arena_of_batch(self) -> Arena:
@@ -361,19 +364,21 @@ class Engine:
         return self._arena
 
     def _finish(self, batch: _Batch) -> Finished:
-        values = []
+        values: list[Any] = []
+        kept: list[int] = []
         skipped: list[BaseException] = []
-        for row in batch.made:
+        for number, row in enumerate(batch.made):
             if row is None:
                 continue
             if row.error is None:
                 values.append(row.value)
+                kept.append(number)
             elif row.is_skippable and self._skips:
                 skipped.append(row.error)
             else:
                 return Finished(None, batch.plan.stop, skipped, row.error)
         try:
-            return Finished(self._collate(values), batch.plan.stop, skipped)
+            return Finished(self._make_batch.batch(values, batch.slab, kept), batch.plan.stop, skipped)
         except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
             return Finished(None, batch.plan.stop, skipped, error)
 
@@ -382,6 +387,7 @@ class Engine:
         with self._changed:
             batch.finished = finished
             batch.made.clear()
+            batch.slab = None
             self._made.add(batch.plan.number)
             while self._made_count in self._made:
                 self._made.remove(self._made_count)

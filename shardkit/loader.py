@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from shardkit.batches import collate
-from shardkit.buffers import Buffers
+from shardkit.buffers import Buffers, SharedBuffers
 from shardkit.columnar import Arena, ColumnReader
 from shardkit.dataset import ShardDataset
 from shardkit.engine import Engine, Finished
@@ -21,6 +20,7 @@ from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySki
 from shardkit.order import OPEN_BLOCKS, Batches, OrderPlan
 from shardkit.ranks import find_place
 from shardkit.rows import RowMaker, RowProcesses, RowThreads
+from shardkit.slabs import BatchMaker
 from shardkit.storage import format_bytes, parse_bytes
 from shardkit.transforms import FieldFunctions, Transform
 
@@ -164,7 +164,8 @@ class ShardLoader:
         self._place = None if rank is None and world_size is None else find_place(rank, world_size)
         transforms = tuple(one for one in (dataset.transform, Transform.parse(transform)) if one)
         maker = RowMaker(dataset.selection, dataset.decoder, transforms, self._seed)
-        self._collate = collate_fn or partial(collate, selection=dataset.selection)
+        slabs = Buffers(self._memory) if worker_type == "thread" else SharedBuffers(self._memory)
+        self._make_batch = BatchMaker(dataset.selection, collate_fn, slabs)
         reader = ColumnReader(dataset.selection, dataset.decoder)
         is_light = not (transforms or collate_fn or dataset.columns) and reader.supports(dataset.manifest.fields)
         self._make_arena = partial(Arena, reader, block_samples=dataset.manifest.block_samples) if is_light else None
@@ -322,7 +323,7 @@ class ShardLoader:
             rank=(self._place or find_place())[0],
             epoch=self._epoch,
             make_rows=self._make_rows,
-            collate=self._collate,
+            make_batch=self._make_batch,
             make_arena=self._make_arena,
             skips=self._skips,
             buffers=self._buffers,

@@ -1,8 +1,8 @@
 """The bytes of a sample -> a row of a batch, here or in another process.
 
-A worker process gets rows' bytes through a pipe and sends back what it made of them. It has no other connection to
-anything, no files and no shared memory, so nothing is left of it when its parent is killed: the pipe ends, and so does
-it.
+A worker process gets rows' bytes through a pipe, writes what it makes of them into the batch, in memory that it shares
+with its parent, and sends back the rest. That memory has no name and the process has no files, so nothing is left when
+its parent is killed: the pipe ends, and so does it.
 """
 
 import contextlib
@@ -12,23 +12,29 @@ import signal
 import threading
 import traceback
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from shardkit.buffers import SharedMemory
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
 from shardkit.hashing import derive
-from shardkit.resize import Pixels, use_one_thread
+from shardkit.resize import use_one_thread
 from shardkit.rng import Rng
 from shardkit.sample import FieldSelection, Sample
-from shardkit.transforms import Transform, decode_fields, fields_of_known_shape, undecoded_fields, was_undecodable
+from shardkit.slabs import Column, Slab
+from shardkit.transforms import Transform, decode_fields, undecoded_fields, was_undecodable
 
+V = TypeVar("V")
+
+_MAPPED = 16  # batches' memory that a process keeps mapped: more than are made at a time
 _TRANSFORM = 4  # what the keys of transforms are for; the order's have 1 to 3
 
 
@@ -77,21 +83,16 @@ class RowMaker:
     seed: int
 
     @cached_property
-    def out_fields(self) -> dict[str, tuple[int, int, int]]:
-        """The fields of which a row's value, if it is not None, is uint8 and of a known shape, and these shapes."""
-        return fields_of_known_shape(self.transforms) if self.decoder else {}
-
-    @cached_property
     def _undecoded(self) -> frozenset[str]:
         return undecoded_fields(self.transforms, self.decoder)
 
-    def __call__(self, raw: RawRow, outs: Mapping[str, Pixels] | None = None) -> Row:
+    def __call__(self, raw: RawRow, slab: Slab | None = None, number: int = 0) -> Row:
         """Return the row, or what went wrong with it. It raises nothing.
 
         Args:
             raw: The row to be made.
-            outs: Where the values of some of ``out_fields`` are written. They are the row's values then, but for those
-                that are None.
+            slab: Where it is written, as far as it fits there.
+            number: Which of the slab's rows it is.
         """
         if isinstance(raw.sample, Exception):
             return Row(None, raw.sample, isinstance(raw.sample, ShardError))
@@ -106,9 +107,12 @@ class RowMaker:
         rng = None
         if any(transform.needs_rng for transform in self.transforms):
             rng = Rng(derive(self.seed, raw.epoch, _TRANSFORM, raw.position))
+        outs = slab.row(number) if slab else None
         try:
             for transform in self.transforms:
                 value = transform(value, rng, outs)
+            if slab and outs:
+                value = slab.put(value, outs)
         except BaseException as error:  # noqa: BLE001 - as above
             return Row(None, error, is_skippable=was_undecodable(value, error))
         return Row(value)
@@ -121,17 +125,18 @@ class RowThreads:
         self._maker = maker
         self._caller = threading.local()
 
-    def __call__(self, raws: Sequence[RawRow], outs: Sequence[Mapping[str, Pixels]] = ()) -> list[Row]:
+    def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
         """Return the rows.
 
         Args:
             raws: The rows to be made.
-            outs: For each of them, where fields are written; or nothing. See ``RowMaker``.
+            slab: Where they are written, as far as they fit there.
+            start: The first of the slab's rows.
         """
         if not hasattr(self._caller, "is_ready"):
             use_one_thread()
             self._caller.is_ready = True
-        return [self._maker(raw, out) for raw, out in zip_longest(raws, outs)]
+        return [self._maker(raw, slab, number) for number, raw in enumerate(raws, start)]
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""
@@ -162,8 +167,13 @@ class RowProcesses:
         self._idle: SimpleQueue[_Process] = SimpleQueue()
         weakref.finalize(self, _close_all, self._processes)
 
-    def __call__(self, raws: Sequence[RawRow]) -> list[Row]:
-        """Return the rows, made by one of the processes.
+    def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
+        """Return the rows, made by one of the processes, which writes them where they belong if it can map that memory.
+
+        Args:
+            raws: The rows to be made.
+            slab: Where they are written, in memory of ``SharedBuffers``.
+            start: The first of the slab's rows.
 
         Raises:
             WorkerError: The process has died. The next call starts another in its place.
@@ -175,7 +185,7 @@ class RowProcesses:
             idle = self._idle
         process = idle.get()
         try:
-            rows = process.make(raws)
+            rows = process.make(raws, slab, start)
         except WorkerError:
             with self._lock, contextlib.suppress(ValueError):  # all were closed meanwhile
                 self._processes.remove(process)
@@ -197,15 +207,24 @@ class _Process:
     def __init__(self, maker: bytes) -> None:
         context = get_context("spawn")  # a fork would inherit other threads' locks
         self._is_used = threading.Lock()
+        self._mapped: OrderedDict[int, None] = OrderedDict()  # memory that the process has mapped, as _serve notes it
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, maker), name="shardkit-rows", daemon=True)
         self._process.start()
         theirs.close()
 
-    def make(self, raws: Sequence[RawRow]) -> list[Row]:
+    def make(self, raws: Sequence[RawRow], slab: Slab | None, start: int) -> list[Row]:
+        sendable = [_sendable(raw) for raw in raws]
+        shared = slab.shared if slab else None
         with self._is_used:
             try:
-                self._connection.send([_sendable(raw) for raw in raws])
+                if slab and shared:
+                    is_new = _note(self._mapped, shared.number, None)
+                    self._connection.send((sendable, _Place(slab.columns, slab.rows, start, shared.number, is_new)))
+                    if is_new:
+                        send_handle(self._connection, shared.descriptor, self._process.pid)
+                else:
+                    self._connection.send((sendable, None))
                 rows: list[Row] = self._connection.recv()
             except (EOFError, OSError) as error:
                 raise WorkerError(
@@ -241,18 +260,56 @@ def _sendable(raw: RawRow) -> RawRow:
     return raw._replace(sample={name: bytes(v) if isinstance(v, memoryview) else v for name, v in raw.sample.items()})
 
 
+class _Place(NamedTuple):
+    """Where a process is to write rows: what makes the slab, and in which memory it is."""
+
+    columns: Mapping[str, Column]
+    rows: int
+    start: int
+    memory: int
+    is_new: bool
+
+
+def _note(mapped: "OrderedDict[int, V]", number: int, value: V) -> bool:
+    """Note that memory is used, and forget what was not for long; return whether it is new. Both sides do the same."""
+    is_new = number not in mapped
+    if is_new:
+        mapped[number] = value
+        if len(mapped) > _MAPPED:
+            mapped.popitem(last=False)
+    else:
+        mapped.move_to_end(number)
+    return is_new
+
+
+def _slab(connection: Connection, place: _Place, mapped: OrderedDict[int, SharedMemory]) -> Slab:
+    """Return the slab that is in memory of the parent's."""
+    import torch
+
+    if place.is_new:
+        descriptor = recv_handle(connection)
+        _note(mapped, place.memory, SharedMemory(descriptor, os.fstat(descriptor).st_size, 0))
+    else:
+        mapped.move_to_end(place.memory)
+    memory = torch.frombuffer(mapped[place.memory], dtype=torch.uint8)
+    return Slab(place.columns, place.rows, memory)
+
+
 def _serve(connection: Connection, pickled: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
     import torch
 
     torch.set_num_threads(1)  # one process is one worker
-    maker: RowMaker = pickle.loads(pickled)  # noqa: S301 - what the parent pickled
+    make = RowThreads(pickle.loads(pickled))  # noqa: S301 - what the parent pickled
+    mapped: OrderedDict[int, SharedMemory] = OrderedDict()
     while True:
         try:
-            raws: list[RawRow] = connection.recv()
+            raws, place = connection.recv()
+            slab = _slab(connection, place, mapped) if place else None
         except (EOFError, OSError):
             os._exit(0)
-        rows = [maker(raw) for raw in raws]
+        rows = make(raws, slab, place.start if place else 0)
+        del slab
         try:
             message = pickle.dumps(rows, protocol=5)
         except Exception:  # noqa: BLE001 - a value or an error cannot be pickled

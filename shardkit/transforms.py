@@ -7,7 +7,6 @@ Where an image transform comes first for a field, the field is not decoded befor
 """
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -168,24 +167,6 @@ def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -
                 )
                 found.setdefault(name, is_taken)
     return frozenset(name for name, is_taken in found.items() if is_taken)
-
-
-def fields_of_known_shape(transforms: Iterable[Transform]) -> dict[str, tuple[int, int, int]]:
-    """Return the fields of which the result, if it is not None, is a uint8 array of a known shape, and that shape.
-
-    They are those that an image transform resizes with mixing, that no other function of fields gets, and that no
-    function of the sample comes after.
-    """
-    shapes: dict[str, tuple[int, int, int]] = {}
-    counts: Counter[str] = Counter()
-    for transform in transforms:
-        if transform.is_of_sample:
-            shapes.clear()
-        for one in transform.functions:
-            counts.update(one.names)
-            if isinstance(one.function, ImageTransform):
-                shapes |= {name: one.function.out_shape for name in one.names if name not in one.function.nearest}
-    return {name: shape for name, shape in shapes.items() if counts[name] == 1}
 
 
 def parse_decode(decode: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument

@@ -13,6 +13,7 @@ from shardkit.errors import ArgumentError, CodecError
 from shardkit.hashing import derive
 from shardkit.rows import RawRow, RowMaker, RowThreads
 from shardkit.sample import FieldSelection
+from shardkit.slabs import Column, Placed, Slab
 from shardkit.transforms import Transform
 from tests.shared import DECODER, PHOTO, saved
 
@@ -55,36 +56,31 @@ def test_an_image_is_decoded_once(monkeypatch):
     assert len(calls) == 1
 
 
+def slab_of(rows, **columns):
+    columns = {name: Column(*column, is_tensor=False) for name, column in columns.items()}
+    return Slab(columns, rows, torch.full((Slab.nbytes(columns, rows),), 7, dtype=torch.uint8))
+
+
 def test_rows_are_written_where_they_belong():
-    batch = list(np.full((2, 20, 24, 3), 7, np.uint8))
+    slab = slab_of(4, image=((20, 24, 3), "|u1"))
     make = maker({"image": CROP, "label": abs})
     raws = [raw(cls=b"-7"), raw(position=4)]
-    made = in_a_thread(RowThreads(make), raws, [{"image": row} for row in batch])
+    made = in_a_thread(RowThreads(make), raws, slab, 1)
 
-    assert make.out_fields == {"image": (20, 24, 3)}
-    for row, out, one in zip(made, batch, raws, strict=True):
-        assert row.value["image"] is out
-        assert np.array_equal(out, make(one).value["image"])
+    for number, (row, one) in enumerate(zip(made, raws, strict=True), 1):
+        assert row.value["image"] is Placed.IN_SLAB
+        assert np.array_equal(slab.value("image", number), make(one).value["image"])
     assert [row.value["label"] for row in made] == [7, None]
+    assert (slab.tensor("image", [0, 3]) == 7).all()
     assert len(in_a_thread(RowThreads(make), raws)) == 2
 
 
-def test_what_another_function_changes_is_not_known_beforehand():
-    assert maker({"image": CROP}, lambda sample: sample).out_fields == {}
-    assert maker({"image": CROP}, decoder=None).out_fields == {}
-    row = np.empty((20, 24, 3), np.uint8)
-    both = maker({"image": CROP}, {"label": abs})
-
-    assert both.out_fields == {"image": (20, 24, 3)}
-    assert both(raw(cls=b"7"), {"image": row}).value["image"] is row
-
-
 def test_an_image_that_is_none_leaves_its_row_alone():
-    row = np.full((20, 24, 3), 7, np.uint8)
+    slab = slab_of(1, image=((20, 24, 3), "|u1"))
     make = maker({"image": CROP}, fields={"image": "gif?"})
 
-    assert make(raw(), {"image": row}).value["image"] is None
-    assert (row == 7).all()
+    assert make(raw(), slab, 0).value["image"] is None
+    assert (slab.value("image", 0) == 7).all()
 
 
 @pytest.mark.parametrize("data", [b"no image", JPEG[:-50], JPEG[:100], b""])

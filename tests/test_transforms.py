@@ -15,7 +15,6 @@ from shardkit.sample import FieldSelection
 from shardkit.transforms import (
     Transform,
     decode_fields,
-    fields_of_known_shape,
     undecoded_fields,
     was_undecodable,
 )
@@ -113,10 +112,6 @@ def undecoded(*transforms, images="numpy"):
     return set(undecoded_fields([Transform.parse(one) for one in transforms], Decoder(images=images)))
 
 
-def known(*transforms):
-    return fields_of_known_shape([Transform.parse(one) for one in transforms])
-
-
 def test_a_field_is_left_undecoded_where_an_image_transform_is_the_first_to_get_it():
     assert undecoded({"image": CROP, ("a", "b"): CROP, "cls": abs}) == {"image", "a", "b"}
     assert undecoded({"cls": abs}, {"image": CROP}) == {"image"}
@@ -128,18 +123,6 @@ def test_a_field_is_left_undecoded_where_an_image_transform_is_the_first_to_get_
     assert undecoded({("image", "mask"): MASKED}) == {"image", "mask"}
     assert undecoded({("image", "mask"): MASKED}, images="pil") == {"image"}
     assert undecoded_fields([Transform.parse({"image": CROP})], None) == frozenset()
-
-
-def test_a_result_has_a_known_shape_where_nothing_but_an_image_transform_changes_the_field():
-    shape = (8, 8, 3)
-    assert known({"image": CROP, ("a", "b"): CROP, "cls": abs}) == dict.fromkeys(["image", "a", "b"], shape)
-    assert known(dict, {"image": CROP}) == {"image": shape}
-    assert known({"image": CROP}, {"cls": abs}) == {"image": shape}
-    assert known({"image": CROP}, dict) == {}
-    assert known({"image": CROP}, dict, {"image": CROP}) == {}
-    assert known({"image": CROP}, {"image": CROP}) == {}
-    assert known({"image": CROP, ("image",): dict}) == {}
-    assert known({("image", "mask"): MASKED}) == {"image": shape}
 
 
 def test_only_images_are_left_undecoded_and_registered_codecs_are_asked_first():
