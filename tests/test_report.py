@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from shardkit.cli import app
 from shardkit.dataset import ShardDataset
 from shardkit.errors import ArgumentError, DatasetError, MissingExtraError
-from shardkit.loader import ShardLoader
 from shardkit.manifest import Manifest, Shard
 from shardkit.output import format_shuffle_report
 from shardkit.pack import pack
@@ -70,31 +69,6 @@ def test_the_order_is_that_of_a_dataset(tmp_path):
 
     assert (report.lanes, report.num_blocks) == (order.lanes, order.num_blocks)
     assert report.packed_shuffled
-
-
-@pytest.mark.parametrize("world_size", [1, 5, 7])
-def test_loaders_read_as_many_bytes_as_it_says(tmp_path, world_size):
-    samples = ({"__key__": f"{i:04d}", "txt": "x" * 600} for i in range(1500))
-    packed = pack(
-        samples, tmp_path / "train", shard_samples=100, block_bytes="12kB", compression="none", progress=False
-    )
-    tar_bytes = sum(shard.tar_size for shard in packed["train"].shards)
-    report = shuffle_report(tmp_path / "train", 4, world_size=world_size, lanes=30)
-    read = []
-
-    for rank in range(world_size):
-        dataset = ShardDataset(str(tmp_path / "train"))
-        fetch = dataset.read_block
-
-        def read_block(shard, block, buffers, fetch=fetch):
-            found = fetch(shard, block, buffers)
-            read.append(found.nbytes)
-            return found
-
-        dataset.read_block = read_block
-        list(ShardLoader(dataset, 4, lanes=30, rank=rank, world_size=world_size, num_workers=1))
-
-    assert sum(read) / tar_bytes == pytest.approx(report.read_amplification[world_size], rel=0.02)
 
 
 def test_seed_epoch_and_lanes_are_those_of_the_order(write):
