@@ -73,6 +73,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     rows          the bytes of a sample -> a row of a batch, in threads or processes
     schedule      the order of an epoch -> which blocks each batch needs
     threads       small tasks, done in threads that end
+    fetch         blocks, ahead of time and in order
     engine        the blocks of an epoch, fetched ahead -> its batches, in order
     loader        batches for a training loop, resumable between any two
 

@@ -36,12 +36,22 @@ class Threads:
 
     def __init__(self, count: int, name: str) -> None:
         self._tasks: SimpleQueue[_Task] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=_work, args=(self._tasks,), name=f"{name}-{number}", daemon=True)
-            for number in range(count)
-        ]
+        self._name = name
+        self._threads: list[threading.Thread] = []
         _ALL.add(self)
-        for thread in self._threads:
+        self.add(count)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._threads)
+
+    def add(self, count: int) -> None:
+        """Have so many more."""
+        for number in range(self.count, self.count + count):
+            name = f"{self._name}-{number}"
+            thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     def submit(self, function: Callable[..., object], *args: Any) -> None:

@@ -98,7 +98,9 @@ def test_keys_of_a_loader_are_mixed_as_promised_and_as_the_report_says(tmp_path,
     assert dispersion(shards) >= 0.95
     assert effective_batch(shards, BATCH_SIZE) == pytest.approx(report.plan.effective_batch_by_shard, rel=1e-9)
     assert dispersion(shards) == pytest.approx(report.plan.dispersion_by_shard, rel=1e-9)
-    assert report.plan.held_samples * report.sample_bytes < batches._engine.largest_held_bytes <= order.OPEN_BYTES
+    assert (
+        report.plan.held_samples * report.sample_bytes < batches._engine._fetcher.largest_held_bytes <= order.OPEN_BYTES
+    )
 
 
 # -- bytes that are read

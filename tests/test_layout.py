@@ -57,7 +57,7 @@ LAYERS = [
     ],
     *["ranks", "epochs", "stream"],
     *["order", "buffers", "blocks", "access", "filters", "dataset", "sampler"],
-    *["batches", "columnar", "slabs", "rows", "schedule", "threads", "engine", "loader"],
+    *["batches", "columnar", "slabs", "rows", "schedule", "threads", "fetch", "engine", "loader"],
     *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "cli"],
     "webdataset",
 ]

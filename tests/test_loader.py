@@ -569,9 +569,9 @@ def test_no_more_is_held_than_memory_allows(dataset):
     plan_holds = 2 * 4 * dataset.block_bytes
     batches = iter(loader)
     for _ in batches:
-        assert batches._engine.held_bytes <= limit
+        assert batches._engine._fetcher.held_bytes <= limit
 
-    assert plan_holds < batches._engine.largest_held_bytes <= limit
+    assert plan_holds < batches._engine._fetcher.largest_held_bytes <= limit
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
