@@ -84,6 +84,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     report        how well a dataset is shuffled, in words and a picture
     testing       whether a loader resumes anywhere
     output        what was found -> text
+    commands      how a command prints and ends
     cli           all of it from the command line
     webdataset    webdataset's pipelines over our reader
 """

@@ -4,17 +4,16 @@ Results go to standard output, as JSON with ``--json``; progress and errors to s
 ``verify`` found damage, 2 for an error, 130 after Ctrl-C.
 """
 
-import functools
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from shardkit.errors import ArgumentError, ShardkitError
+from shardkit.commands import EXIT_DAMAGED, AsJson, command, new_app, print_json, print_lines
+from shardkit.errors import ArgumentError
 from shardkit.output import (
     describe_manifest,
     describe_statistics,
@@ -27,25 +26,14 @@ from shardkit.output import (
     format_statistics,
 )
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-EXIT_DAMAGED = 1
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
-
 _WHO_READS = {
     "none": "plain tar: read by tar, webdataset, HF datasets, DALI, wids and others",
     "gz": "gz: read by tar, webdataset and HF datasets; cannot be read by block",
     "zst": "zst: read by shardkit and 'tar --zstd'; for webdataset and others pass --compression none",
 }
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Pack training data into tar shards, and look into them. 'shardkit COMMAND --help' has an example of each.",
+app = new_app(
+    "Pack training data into tar shards, and look into them. 'shardkit COMMAND --help' has an example of each."
 )
 
 
@@ -69,7 +57,6 @@ Url = Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard
 AllowAnyUrl = Annotated[
     bool, typer.Option("--allow-any-url", help="Shards may lie in other folders, as 'index --out' leaves them.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Columns = Annotated[
     list[str] | None, typer.Option("--column", metavar="NAME=FIELD", help="A field's value to have in the index.")
 ]
@@ -82,35 +69,7 @@ def main() -> None:
     app()
 
 
-def _command(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a command of a function: what it raises on purpose is one line, not a traceback."""
-
-    @functools.wraps(function)
-    def _run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except BrokenPipeError:  # as in `shardkit ls ... | head`: who reads has enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except (ShardkitError, OSError) as error:
-            _fail(error)
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-
-    return app.command(name=function.__name__.replace("_", "-"))(_run)
-
-
-def _fail(error: Exception) -> NoReturn:
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    text = text.replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
-    raise typer.Exit(EXIT_ERROR)
-
-
-@_command
+@command(app)
 def pack(  # noqa: PLR0913 - as many options as the function that it calls
     source: Annotated[str, typer.Argument(help="A folder of images or files, or shards to pack again.")],
     destination: Annotated[str, typer.Argument(help="The folder of the new dataset.")],
@@ -162,7 +121,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     if ignored := getattr(files, "ignored", ()):
         typer.echo(format_ignored(ignored), err=True)
     if as_json:
-        _print_json({name: describe_manifest(manifest) for name, manifest in manifests.items()})
+        print_json({name: describe_manifest(manifest) for name, manifest in manifests.items()})
         return
     for manifest in manifests.values():
         typer.echo(format_manifest(manifest))
@@ -171,7 +130,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         typer.echo(_WHO_READS[name])
 
 
-@_command
+@command(app)
 def index(
     urls: Annotated[list[str], typer.Argument(help="A folder of shards, shards, or patterns.")],
     *,
@@ -202,12 +161,12 @@ def index(
         progress=True,
     )
     if as_json:
-        _print_json(describe_manifest(manifest))
+        print_json(describe_manifest(manifest))
     else:
         typer.echo(format_manifest(manifest))
 
 
-@_command
+@command(app)
 def verify(
     url: Url,
     *,
@@ -227,12 +186,12 @@ def verify(
     if as_json:
         typer.echo(report.to_json())
     else:
-        _print_lines(format_report(report))
+        print_lines(format_report(report))
     if not report.ok:
         raise typer.Exit(EXIT_DAMAGED)
 
 
-@_command
+@command(app)
 def ls(
     url: Url,
     *,
@@ -250,13 +209,13 @@ def ls(
 
     if shards:
         found = list_shards(url, allow_any_url=allow_any_url)
-        _print_lines(json.dumps(shard) if as_json else format_shard(shard) for shard in found)
+        print_lines(json.dumps(shard) if as_json else format_shard(shard) for shard in found)
     else:
         samples = list_samples(url, allow_any_url=allow_any_url)
-        _print_lines(json.dumps(sample._asdict()) if as_json else format_sample(sample) for sample in samples)
+        print_lines(json.dumps(sample._asdict()) if as_json else format_sample(sample) for sample in samples)
 
 
-@_command
+@command(app)
 def cat(
     url: Url,
     key: Annotated[str, typer.Argument(help="The sample's key.")],
@@ -276,7 +235,7 @@ def cat(
     sys.stdout.buffer.flush()
 
 
-@_command
+@command(app)
 def stats(
     url: Url,
     *,
@@ -293,12 +252,12 @@ def stats(
 
     figures = compute_statistics(url, allow_any_url=allow_any_url)
     if as_json:
-        _print_json(describe_statistics(figures))
+        print_json(describe_statistics(figures))
     else:
-        _print_lines(format_statistics(figures))
+        print_lines(format_statistics(figures))
 
 
-@_command
+@command(app)
 def shuffle_report(
     url: Annotated[str, typer.Argument(help="A dataset.")],
     *,
@@ -334,7 +293,7 @@ def shuffle_report(
     if as_json:
         typer.echo(report.to_json())
     else:
-        _print_lines(format_shuffle_report(report))
+        print_lines(format_shuffle_report(report))
 
 
 def _source(source: str, kind: Kind, labels: str | None, fields: list[str] | None) -> Any:
@@ -369,12 +328,3 @@ def _share(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ArgumentError(f"--split {name}={text}: {text!r} is no share; write a number such as 0.9") from None
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=1))

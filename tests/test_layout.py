@@ -58,7 +58,7 @@ LAYERS = [
     *["ranks", "epochs", "stream"],
     *["order", "buffers", "blocks", "access", "filters", "dataset", "sampler"],
     *["batches", "columnar", "slabs", "rows", "schedule", "threads", "fetch", "engine", "loader"],
-    *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "cli"],
+    *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "commands", "cli"],
     "webdataset",
 ]
 

@@ -1,0 +1,70 @@
+"""What all commands of the command line have in common: how they print, and how they end."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from shardkit.errors import ShardkitError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_DAMAGED = 1
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def new_app(text: str) -> typer.Typer:
+    """Return what commands are added to, with the text that ``--help`` begins with."""
+    return typer.Typer(
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=text
+    )
+
+
+def command(app: typer.Typer) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a command of a function: what it raises on purpose is one line, not a traceback."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def _run(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except BrokenPipeError:  # as in `shardkit ls ... | head`: who reads has enough
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
+            except (ShardkitError, OSError) as error:
+                _fail(error)
+            except KeyboardInterrupt:
+                typer.echo("interrupted", err=True)
+                raise typer.Exit(EXIT_INTERRUPTED) from None
+
+        return app.command(name=function.__name__.replace("_", "-"))(_run)
+
+    return decorate
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines to standard output."""
+    for line in lines:
+        typer.echo(line)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON to standard output."""
+    typer.echo(json.dumps(value, indent=1))
+
+
+def _fail(error: Exception) -> NoReturn:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = text.replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    raise typer.Exit(EXIT_ERROR)
