@@ -118,6 +118,7 @@ class Transform:
 
         Raises:
             SampleError: A field that has a function is missing.
+            ArgumentError: A function raised StopIteration.
             CodecError: An image that was not decoded yet cannot be; ``was_undecodable`` knows it. What the functions
                 themselves raise gets a note of the sample, and of the field, and passes.
         """
@@ -133,6 +134,11 @@ class Transform:
                 function(sample, rng, outs)
             else:
                 return sample
+        except StopIteration as error:  # a loop over samples would end there, and not say that the rest is missing
+            raise ArgumentError(
+                f"{_place(sample, *names)}: {self._name}= raised StopIteration, which would be taken for the end of the "
+                "data; give next() a default, or raise another error"
+            ) from error
         except Exception as error:
             if not was_undecodable(sample, error):
                 error.add_note(f"This was raised by {self._name}= for {_place(sample, *names)}")

@@ -176,6 +176,14 @@ def test_what_a_function_raises_is_raised_with_a_note_of_where():
     assert of_sample.value.__notes__ == ["This was raised by transform= for sample 'b'"]
 
 
+@pytest.mark.parametrize("transform", [lambda _: next(iter(())), {"cls": lambda _: next(iter(()))}])
+def test_stop_iteration_of_a_function_never_ends_a_loop_over_samples(transform):
+    says = "sample 'a/1' of shard x.tar: transform= raised StopIteration, which would be taken for the end of the data"
+
+    with pytest.raises(ArgumentError, match=says):
+        list(map(Transform.parse(transform), [SAMPLE]))
+
+
 @pytest.mark.parametrize("transform", [3, "flip", {"cls": 3}, ["flip"]])
 def test_what_cannot_be_called_is_an_error_at_once(transform):
     with pytest.raises(ArgumentError, match=r"augment is .*, expected a function, or a mapping of names to functions"):
