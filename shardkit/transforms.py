@@ -136,8 +136,8 @@ class Transform:
                 return sample
         except StopIteration as error:  # a loop over samples would end there, and not say that the rest is missing
             raise ArgumentError(
-                f"{_place(sample, *names)}: {self._name}= raised StopIteration, which would be taken for the end of the "
-                "data; give next() a default, or raise another error"
+                f"{_place(sample, *names)}: {self._name}= raised StopIteration, which would be taken for the end of "
+                "the data; give next() a default, or raise another error"
             ) from error
         except Exception as error:
             if not was_undecodable(sample, error):
