@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from shardkit.batches import channels_first, collate, holds_images
 from shardkit.buffers import Buffers, SharedBuffers, SharedMemory, shared_memory
+from shardkit.errors import ArgumentError
 from shardkit.sample import FieldSelection
 
 if TYPE_CHECKING:
@@ -165,9 +166,18 @@ class BatchMaker:
             values: What transforms returned.
             slab: Where some of it is.
             kept: Which rows of the slab the values are of.
+
+        Raises:
+            ArgumentError: ``collate_fn`` raised StopIteration. All else that it raises passes.
         """
         if self._collate_fn is not None:
-            return self._collate_fn(values)
+            try:
+                return self._collate_fn(values)
+            except StopIteration as error:  # a loop over batches would end there, and not say that the rest is missing
+                raise ArgumentError(
+                    "collate_fn= raised StopIteration, which would be taken for the end of the epoch; give next() a "
+                    "default, or raise another error"
+                ) from error
         if slab is None:
             batch = collate(values, selection=self._selection)
             self._columns = _columns(batch, values)

@@ -404,6 +404,18 @@ def test_whatever_a_function_raises_comes_where_its_batch_would(dataset, option,
     assert len(keys_of(loader)) == COUNT - place * 8 - 8
 
 
+@pytest.mark.parametrize("option", ["transform", "collate_fn"])
+def test_stop_iteration_of_a_function_never_ends_the_epoch(dataset, option):
+    loader = ShardLoader(dataset, 8, **{option: lambda _: next(iter(()))})
+
+    with pytest.raises(
+        shardkit.ArgumentError, match=f"{option}= raised StopIteration, which would be taken for the end"
+    ):
+        list(loader)
+
+    assert loader.state_dict()["position"] == 0
+
+
 def test_a_batch_may_be_anything_also_nothing(dataset):
     assert list(ShardLoader(dataset, 100, collate_fn=lambda _: None)) == [None, None, None]
 
