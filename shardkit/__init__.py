@@ -63,8 +63,9 @@ The modules, in the order of a sample's way. Each imports only from those above 
     order         which sample comes at which position of an epoch
     buffers       memory for blocks and batches, used again
     blocks        one block's bytes -> its samples
+    recent        what was read last, kept in memory within bounds
     access        blocks and samples of shards, each read on its own
-    filters       a condition on index columns -> the samples it selects
+    filters       a condition, numbers or a mask -> the samples they select
     dataset       a dataset's samples by their numbers
     sampler       the order of an epoch for a stock DataLoader
     batches       samples -> one batch

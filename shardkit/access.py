@@ -4,12 +4,9 @@ What indexes say is read when it is first needed and kept within bounds, so that
 stays small. Threads and forked processes may share it; a pickle of it has nothing of what is kept.
 """
 
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +18,13 @@ from shardkit.compress import decompress_frame
 from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError, hide_secrets
 from shardkit.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
 from shardkit.manifest import Manifest
+from shardkit.recent import BoundedCache
 from shardkit.sample import COLUMNS, KEY, URL, FieldSelection, Sample
 from shardkit.schemes import storage_for
 from shardkit.storage import is_remote, join, read_right
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-V = TypeVar("V")
 
 BLOCK_TABLE_BYTES = 64_000_000
 """The most bytes of block tables that are kept: of 1.5 million blocks."""
@@ -39,51 +35,6 @@ FRAME_BYTES = 32_000_000
 
 _MAX_FRAME_BYTES = 1 << 32  # what a seek table can say of a frame
 _OBJECT_BYTES = 700  # what the objects around some arrays take (sys.getsizeof, CPython 3.11)
-
-# Guards all caches, for the moment of a look or an entry. A fork waits for it, so that no child inherits it locked.
-_LOCK = threading.Lock()
-os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
-
-
-class BoundedCache(Generic[V]):
-    """Keeps the values that were asked for last, up to so many bytes. Its pickle is empty.
-
-    Example:
-        >>> cache = BoundedCache(10)
-        >>> cache.put("a", b"12345", 5), cache.put("b", b"123456", 6)
-        (None, None)
-        >>> cache.get("a"), cache.get("b")
-        (None, b'123456')
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
-        self.nbytes = 0
-
-    def get(self, key: Hashable) -> V | None:
-        """Return a value, or None if it is not kept."""
-        with _LOCK:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry[0]
-
-    def put(self, key: Hashable, value: V, nbytes: int) -> None:
-        """Keep a value, unless it is larger than all that may be kept."""
-        if nbytes > self._max_bytes:
-            return
-        with _LOCK:
-            if key in self._entries:
-                return
-            self._entries[key] = value, nbytes
-            self.nbytes += nbytes
-            while self.nbytes > self._max_bytes:
-                self.nbytes -= self._entries.popitem(last=False)[1][1]
-
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return type(self), (self._max_bytes,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from shardkit.blocks import Block
 from shardkit.buffers import Buffers
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
-from shardkit.filters import Where, select_samples
+from shardkit.filters import Where, select_indices, select_samples
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
 from shardkit.manifest import read_manifest
 from shardkit.order import IntArray, OrderPlan, default_lanes
@@ -318,7 +318,7 @@ class ShardDataset:
             >>> ShardDataset(folder + "/letters").subset([4, 0, -2]).keys()
             ['a', 'd', 'e']
         """
-        numbers = _numbers(indices, len(self))
+        numbers = select_indices(indices, len(self))
         other = copy.copy(self)
         other._select(numbers if self._selected is None else self._selected[numbers])  # noqa: SLF001 - it is one of us
         return other
@@ -374,26 +374,3 @@ def _sums(numbers: Sequence[int]) -> IntArray:
     sums = np.zeros(len(numbers) + 1, dtype=np.int64)
     np.cumsum(np.array(numbers, dtype=np.int64), out=sums[1:])
     return sums
-
-
-def _numbers(indices: "Sequence[int] | npt.ArrayLike", count: int) -> IntArray:
-    """Return what a user's indices or mask mean: ascending, each once, in [0, count)."""
-    array = np.asarray(indices)
-    if array.dtype == np.bool_:
-        if array.shape != (count,):
-            raise ArgumentError(f"indices: the mask has the shape {array.shape}, expected ({count:,},)")
-        return np.flatnonzero(array)
-    if array.size == 0:
-        return np.zeros(0, dtype=np.int64)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ArgumentError(f"indices must be whole numbers or a mask in one dimension, got {indices!r:.80}")
-    for number in (int(array.min()), int(array.max())):
-        if not -count <= number < count:
-            raise ArgumentError(f"indices: there is no sample {number:,}, there are {count:,}")
-    numbers = array.astype(np.int64)
-    numbers[numbers < 0] += count
-    numbers.sort()
-    repeated = numbers[1:][numbers[1:] == numbers[:-1]]
-    if len(repeated):
-        raise ArgumentError(f"indices: sample {repeated[0]:,} is there more than once; name each once")
-    return numbers

@@ -1,4 +1,4 @@
-"""A condition on index columns -> the samples that it selects, found before any shard is read."""
+"""A condition on index columns, or numbers, or a mask -> the samples selected, found before any shard is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -131,6 +131,41 @@ def select_samples(where: Where, manifest: Manifest, index_of: Callable[[int], S
             selected.append(first + condition.select(index.rows(condition.needed)))
         first += entry.samples
     return np.concatenate(selected)
+
+
+def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of samples that indices or a mask mean, ascending: int64.
+
+    Args:
+        indices: Numbers of samples, negative ones from the end; or a mask with True or False for each sample.
+        count: How many samples there are.
+
+    Raises:
+        ArgumentError: A sample is named twice or does not exist, or the mask has another length.
+
+    Example:
+        >>> select_indices([4, 0, -2], 5).tolist()
+        [0, 3, 4]
+    """
+    array = np.asarray(indices)
+    if array.dtype == np.bool_:
+        if array.shape != (count,):
+            raise ArgumentError(f"indices: the mask has the shape {array.shape}, expected ({count:,},)")
+        return np.flatnonzero(array)
+    if array.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ArgumentError(f"indices must be whole numbers or a mask in one dimension, got {indices!r:.80}")
+    for number in (int(array.min()), int(array.max())):
+        if not -count <= number < count:
+            raise ArgumentError(f"indices: there is no sample {number:,}, there are {count:,}")
+    numbers = array.astype(np.int64)
+    numbers[numbers < 0] += count
+    numbers.sort()
+    repeated = numbers[1:][numbers[1:] == numbers[:-1]]
+    if len(repeated):
+        raise ArgumentError(f"indices: sample {repeated[0]:,} is there more than once; name each once")
+    return numbers
 
 
 def _parse(where: Where) -> "pc.Expression":

@@ -56,7 +56,7 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
-    *["order", "buffers", "blocks", "access", "filters", "dataset", "sampler"],
+    *["order", "buffers", "blocks", "recent", "access", "filters", "dataset", "sampler"],
     *["batches", "columnar", "slabs", "rows", "schedule", "threads", "fetch", "engine", "loader"],
     *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "commands", "cli"],
     "webdataset",

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.access import BoundedCache
+from shardkit.recent import BoundedCache
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=60))

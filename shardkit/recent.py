@@ -1,0 +1,56 @@
+"""What was read last, kept in memory within bounds."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+# Guards all caches, for the moment of a look or an entry. A fork waits for it, so that no child inherits it locked.
+_LOCK = threading.Lock()
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+class BoundedCache(Generic[V]):
+    """Keeps the values that were asked for last, up to so many bytes.
+
+    Threads and forked processes may share it; its pickle is empty.
+
+    Example:
+        >>> cache = BoundedCache(10)
+        >>> cache.put("a", b"12345", 5), cache.put("b", b"123456", 6)
+        (None, None)
+        >>> cache.get("a"), cache.get("b")
+        (None, b'123456')
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, key: Hashable) -> V | None:
+        """Return a value, or None if it is not kept."""
+        with _LOCK:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: Hashable, value: V, nbytes: int) -> None:
+        """Keep a value, unless it is larger than all that may be kept."""
+        if nbytes > self._max_bytes:
+            return
+        with _LOCK:
+            if key in self._entries:
+                return
+            self._entries[key] = value, nbytes
+            self.nbytes += nbytes
+            while self.nbytes > self._max_bytes:
+                self.nbytes -= self._entries.popitem(last=False)[1][1]
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self._max_bytes,)
