@@ -1,7 +1,7 @@
 """Image files <-> arrays of pixels.
 
 Which format an image has is read from its first bytes, never from its name, and the pixels that it claims are bounded
-before anything is decoded. JPEG goes to simplejpeg where that is installed, in half of Pillow's time, common PNG and
+before anything is decoded. JPEG goes to simplejpeg where that is installed, in half of Pillow's time, PNG and
 WebP to OpenCV where that is installed, in four fifths of it; the rest, and what these refuse although nothing is
 missing, goes to Pillow. The pixels are the same. An image that is cut is an error, also where Pillow would take it.
 
@@ -185,14 +185,14 @@ def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int
         data: The file.
         size: What ``jpeg_size`` returned.
         divisor: 1, 2, 4 or 8: decode to a smaller image, of which a pixel is about the mean of so many squared. An
-            incomplete pixel at the right or at the bottom counts as one. Only for images of 16 pixels a side or more.
+            incomplete pixel at the right or at the bottom counts as one. Only for images of 8 pixels a side or more.
 
     Raises:
         ValueError: It is damaged or cut.
     """
     import simplejpeg
 
-    # It takes the smallest of n/8 that gives at least so many pixels; below 8 a side several n give as many.
+    # It takes the smallest n/8 that gives at least so many pixels; of fewer than 8 a side, several give as many.
     height, width = (-(-side // divisor) for side in size) if divisor > 1 else (0, 0)
     try:
         pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
@@ -229,19 +229,19 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
 def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
     """Return the pixels of a PNG or a WebP, in four fifths of Pillow's time; None if it is for Pillow to decide.
 
-    That is where OpenCV is not installed, for all kinds of which the two may think differently (16 bits, animations),
-    and for what OpenCV cannot decode: what is wrong with it, Pillow says.
+    That is where OpenCV is not installed, for animated PNGs, of which the two do not take the same image, and for what
+    OpenCV cannot decode: what is wrong with it, Pillow says.
     """
     if re.match(_MAGICS["Png"], data):
         _check_png(data)
         width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
-        is_plain = data[24] == 8 and b"acTL" not in data[: data.find(b"IDAT")]
+        if b"acTL" in data[: data.find(b"IDAT")]:
+            return None
     elif re.match(_MAGICS["WebP"], data, re.DOTALL):
         width, height = _webp_size(data)
-        is_plain = data[12:16] in (b"VP8 ", b"VP8L")
     else:
         return None
-    if not is_plain or width * height > max_pixels:
+    if width * height > max_pixels:
         return None
     try:
         import cv2

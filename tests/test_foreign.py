@@ -152,12 +152,13 @@ def test_a_whole_sample_is_transformed_and_what_is_no_image_stays(photos, album,
 
 
 def test_fields_that_are_none_stay_none(album, v2):
-    crops = (Albumentations(album.RandomCrop(20, 24)), Torchvision(v2.RandomCrop((20, 24)), nearest=("mask",)))
+    strict = album.Compose([album.RandomCrop(20, 24)], strict=True)
+    crops = (Albumentations(strict), Torchvision(v2.RandomCrop((20, 24)), nearest=("mask",)))
     for crop in crops:
-        made = crop({"image": PHOTO, "mask": None}, Rng(0))
+        made = crop({"__key__": "a", "image": PHOTO, "mask": None}, Rng(0))
 
         assert made["image"].shape == (20, 24, 3)
-        assert made["mask"] is None
+        assert (made["__key__"], made["mask"]) == ("a", None)
 
 
 def test_tensors_and_pil_images_stay_what_they_are(v2):
@@ -167,7 +168,8 @@ def test_tensors_and_pil_images_stay_what_they_are(v2):
     frozen.flags.writeable = False
     image = Torchvision(Image.Image.copy)(Image.fromarray(PHOTO), Rng(0))
 
-    assert (type(made), made.dtype, made.shape) == (torch.Tensor, torch.float32, (3, 8, 8))
+    for tensor in (made, Torchvision(numbers)({"image": PHOTO}, Rng(0))["image"]):
+        assert (type(tensor), tensor.dtype, tensor.shape) == (torch.Tensor, torch.float32, (3, 8, 8))
     assert torch.equal(Torchvision(numbers)(frozen, Rng(0)), made)
     assert isinstance(image, Image.Image)
     assert np.array_equal(np.asarray(image), PHOTO)

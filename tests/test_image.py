@@ -21,9 +21,10 @@ from shardkit import (
     ShardStream,
     pack,
 )
-from shardkit.boxes import PendingImage
+from shardkit.boxes import PendingImage, Shape, divisor_of
 from shardkit.codecs import MAX_PIXELS
 from shardkit.errors import ArgumentError, CodecError
+from shardkit.resize import resize_linear
 from tests.shared import DECODER, PHOTO, saved
 
 LARGE = np.asarray(Image.fromarray(PHOTO).resize((480, 400), Image.Resampling.BICUBIC))
@@ -228,6 +229,28 @@ def test_a_large_jpeg_gives_nearly_what_it_gives_decoded_in_full(kind):
     assert whole < 40  # some were decoded smaller
 
 
+@pytest.mark.parametrize("transform", [RandomResizedCrop(8), ResizeCenterCrop(8)])
+def test_a_box_of_a_large_image_begins_and_ends_at_whole_pixels_of_the_smaller_image(transform):
+    divisors = set()
+    for height in range(100, 1000, 7):
+        box = transform._draw(height, height + 51, Rng(height))[0]
+        divisor = divisor_of(box, Shape(8, 8))
+        divisors.add(divisor)
+
+        assert not any(number % divisor for number in box)
+    assert divisors >= {2, 4, 8}
+
+
+def test_it_is_antialiased_unless_asked_not_to():
+    for antialias in (True, False):
+        expected = np.empty((10, 12, 3), np.uint8)
+        resize_linear(PHOTO, expected, mirrored=False, antialias=antialias)
+
+        assert np.array_equal(Resize((10, 12), antialias=antialias)(PHOTO), expected)
+    assert np.array_equal(Resize((10, 12))(PHOTO), Resize((10, 12), antialias=True)(PHOTO))
+    assert difference(expected, Resize((10, 12))(PHOTO)) > 2
+
+
 def test_what_cannot_be_decoded_is_an_error():
     out = np.empty((20, 24, 3), np.uint8)
     with pytest.raises(ValueError, match=r"[Pp]remature end"):
@@ -313,11 +336,13 @@ def test_what_is_cut_alike_must_be_of_one_size():
 def test_results_go_where_they_are_to_go_if_they_fit():
     row, other = np.empty((20, 24, 3), np.uint8), np.empty((20, 24, 3), np.uint8)
     transform = RandomResizedCrop((20, 24), nearest=("places",))
-    made = transform.apply({"image": PHOTO, "places": PLACES}, Rng(1), {"image": row, "places": other})
+    places = PLACES[:, :, None].repeat(3, 2)
+    made = transform.apply({"image": PHOTO, "places": places}, Rng(1), {"image": row, "places": other})
 
     assert made["image"] is row
     assert np.array_equal(row, RandomResizedCrop((20, 24))(PHOTO, Rng(1)))
     assert made["places"].dtype == PLACES.dtype
+    assert made["places"].max() > 255
 
 
 # EXIF

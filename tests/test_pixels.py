@@ -7,6 +7,7 @@ import sys
 import warnings
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -116,10 +117,18 @@ def test_every_kind_of_jpeg_is_decoded_to_pillows_rgb(monkeypatch, simplejpeg, m
     assert decoded.flags.writeable
 
 
+TRANSPARENT = np.dstack([PHOTO, (np.arange(40 * 48).reshape(40, 48) % 3 * 127).astype(np.uint8)])
+
+
 def png_variants():
     """Yield PNGs of all kinds, with what surrounds the pixels."""
-    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+    for mode in ("1", "L", "P", "RGB", "I;16"):
         yield saved(image_of(mode)[0], "PNG")
+    for mode in ("LA", "RGBA"):
+        yield saved(Image.fromarray(TRANSPARENT).convert(mode), "PNG")
+    for channels in (1, 3, 4):
+        numbers = np.random.default_rng(0).integers(0, 1 << 16, (40, 48, channels), dtype=np.uint16)
+        yield cv2.imencode(".png", numbers)[1].tobytes()
     for transparency in (3, bytes(range(0, 256, 4))):
         yield saved(Image.fromarray(PHOTO).quantize(64), "PNG", transparency=transparency)
     yield saved(Image.fromarray(PHOTO), "PNG", transparency=tuple(PHOTO[3, 3].tolist()))
@@ -138,11 +147,12 @@ def png_variants():
 
 
 def webp_variants():
-    for mode in ("L", "RGB", "RGBA"):
+    for image in (PHOTO, PHOTO[:, :, 0], TRANSPARENT):
         for options in ({"lossless": True}, {"quality": 30}, {"quality": 95, "alpha_quality": 50}, {"exact": True}):
-            yield saved(image_of(mode)[0], "WEBP", **options)
-    frames = [Image.fromarray(np.roll(PHOTO, shift, 0)) for shift in range(3)]
-    yield saved(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+            yield saved(Image.fromarray(image), "WEBP", **options)
+    for image in (PHOTO, TRANSPARENT):
+        frames = [Image.fromarray(np.roll(image, shift, 0)) for shift in range(3)]
+        yield saved(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 
 def test_pngs_and_webps_are_decoded_to_the_same_pixels_with_opencv_and_without(monkeypatch):
@@ -157,8 +167,6 @@ def test_pngs_and_webps_are_decoded_to_the_same_pixels_with_opencv_and_without(m
 
 
 def test_opencv_decodes_where_it_can(monkeypatch):
-    import cv2
-
     calls = []
     decode = cv2.imdecode
     monkeypatch.setattr(cv2, "imdecode", lambda *args: calls.append(0) or decode(*args))
@@ -189,8 +197,6 @@ def test_a_png_of_whole_chunks_that_hold_other_than_its_pixels_is_the_same_with_
 
 
 def test_what_opencv_cannot_decode_pillow_decides(monkeypatch):
-    import cv2
-
     def refuse(*_):
         raise cv2.error
 

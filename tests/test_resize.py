@@ -96,6 +96,17 @@ def test_where_torch_has_no_such_operator_its_public_function_gives_the_same(mon
         resize._kernel.cache_clear()
 
 
+def test_an_operator_of_torch_that_gives_something_else_is_not_used(monkeypatch):
+    expected = resized(PHOTO, (20, 24))
+    resize._kernel.cache_clear()
+    other = types.SimpleNamespace(out=lambda *_, out: out.zero_())
+    monkeypatch.setattr(torch.ops, "aten", types.SimpleNamespace(_upsample_bilinear2d_aa=other))
+    try:
+        assert np.array_equal(resized(PHOTO, (20, 24)), expected)
+    finally:
+        resize._kernel.cache_clear()
+
+
 @given(length=sides, out_length=sides)
 def test_the_nearest_pixel_is_the_one_that_the_middle_lies_in(length, out_length):
     out = np.empty((1, out_length), np.int64)

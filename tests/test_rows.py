@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from shardkit import Decoder, RandomResizedCrop, Resize, Rng, rows
 from shardkit.errors import ArgumentError, CodecError
@@ -42,6 +42,17 @@ def test_an_image_is_cropped_while_it_is_decoded_with_the_random_numbers_of_its_
     assert np.array_equal(row.value["image"], CROP(DECODER.decode("jpg", JPEG), Rng(derive(5, 2, rows._TRANSFORM, 3))))
     assert row.value["label"] == 7
     assert not np.array_equal(row.value["image"], maker({"image": CROP})(raw(position=4)).value["image"])
+
+
+def test_an_image_is_turned_by_its_exif_orientation_when_asked():
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = raw(saved(Image.fromarray(PHOTO), "JPEG", exif=exif))
+    made, stored = (maker({"image": Resize((24, 20), exif=exif)})(turned).value["image"] for exif in (True, False))
+    decoded = DECODER.decode("jpg", turned.sample["jpg"])
+
+    assert np.array_equal(made, Resize((24, 20))(np.rot90(decoded, -1)))
+    assert np.array_equal(stored, Resize((24, 20))(decoded))
 
 
 def test_an_image_is_decoded_once(monkeypatch):

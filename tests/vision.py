@@ -86,7 +86,7 @@ class RandomErasing(_Transform):
         return value
 
 
-class ToDtype(torch.nn.Module):
+class ToDtype(_Transform):
     """Makes numbers from 0 to 1 of bytes."""
 
     def __init__(self, dtype, *, scale):
@@ -94,9 +94,13 @@ class ToDtype(torch.nn.Module):
         super().__init__()
         self.dtype, self.scale = dtype, scale
 
-    def forward(self, image):
+    def draw(self, _height, _width):
+        """Draw nothing."""
+        return ()
+
+    def change(self, value):
         """Return the numbers."""
-        return image.to(self.dtype) / 255
+        return value.to(self.dtype) / 255
 
 
 class Compose(torch.nn.Module):
