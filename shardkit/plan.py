@@ -134,9 +134,9 @@ def _is_share(share: object) -> bool:
 
 def _given_by(split_by: Callable[[str], str], key: str) -> str:
     given: object = split_by(key)
-    if not isinstance(given, str):
-        raise ArgumentError(f"split_by gives {given!r} for the key {key!r}, expected text", key=key)
-    return given
+    if not isinstance(given, str) and not hasattr(given, "__index__"):
+        raise ArgumentError(f"split_by gives {given!r} for the key {key!r}, expected text or a number", key=key)
+    return str(given)
 
 
 def assign_splits(
@@ -154,7 +154,7 @@ def assign_splits(
         keys: Gives the key at a position; called only with ``split_by``.
 
     Raises:
-        ArgumentError: ``split_by`` gives no text.
+        ArgumentError: ``split_by`` gives neither text nor a whole number.
 
     Example:
         >>> from shardkit.hashing import hash_keys

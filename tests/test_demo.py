@@ -147,7 +147,7 @@ def test_create_shards_says_which_image_it_cannot_read(photos, tmp_path):
     done = create_shards(photos, tmp_path / "shards")
 
     assert done.returncode == 1
-    assert "the sample dog/broken from dog/broken.jpg" in done.stderr
+    assert "sample 'dog/broken', made of dog/broken.jpg" in done.stderr
     assert not list(tmp_path.rglob("manifest.json"))
 
 

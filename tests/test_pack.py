@@ -377,9 +377,9 @@ def test_a_sample_stays_in_its_split_when_the_data_is_shuffled_anew_or_grows(tmp
     assert {key: second[key] for key in first} == first
 
 
-@pytest.mark.parametrize("given", [None, 3])
-def test_split_by_that_gives_no_text_is_an_error(tmp_path, given):
-    with pytest.raises(ArgumentError, match=f"split_by gives {given} for the key '0000', expected text"):
+@pytest.mark.parametrize("given", [None, 3.5])
+def test_split_by_that_gives_no_name_is_an_error(tmp_path, given):
+    with pytest.raises(ArgumentError, match=f"split_by gives {given} for the key '0000', expected text or a number"):
         quiet(samples(9), tmp_path / "ds", splits=SPLITS, split_by=lambda _: given)
     assert not list(tmp_path.rglob("*.tar"))
 

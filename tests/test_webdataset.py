@@ -301,7 +301,6 @@ def test_arguments_of_webdataset_that_say_what_happens_anyway_are_taken(shards, 
         ({"workersplitter": None}, "leave both out"),
         ({"handler": wds.warn_and_stop}, "on_error='skip'"),
         ({"open_shards": 0}, "open_shards must be at least 1"),
-        ({"storage_options": {"retries": 3}}, "storage_options"),
     ],
 )
 def test_other_arguments_are_errors_that_say_what_to_use(shards, options, advice):
