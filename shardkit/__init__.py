@@ -18,6 +18,11 @@ The modules, in the order of a sample's way. Each imports only from those above 
     answers       which part of which version of a file an answer brings
     ranges        ranges of remote files, through networks that fail
     web           files of web servers
+    spool         files that wait on disk until they are whole
+    credentials   who asks an S3 server
+    calls         what S3 is asked to do, tried again
+    uploads       local files -> objects of S3, whole
+    s3            objects of S3 servers
     schemes       a URL -> its storage
     progress      how far long work is
 
@@ -54,6 +59,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     resume        what an earlier pack left
     lock          one pack at a time in a folder
     work          tasks in threads, processes, executors
+    tasks         a shard, a segment of a spill: what workers do
     pack          a source -> a dataset: shuffled, levelled, split
 
     ranks         which of how many processes this one is

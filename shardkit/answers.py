@@ -12,6 +12,10 @@ from shardkit.errors import hide_secrets
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+"""What S3 calls it when credentials were right once."""
+
+_FORBIDDEN = frozenset({401, 403, 407})
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -78,6 +82,11 @@ class Refusal:
     headers: "dict[str, str]"
     size: int | None
 
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether who asks has not the right, or has it no more."""
+        return self.status in _FORBIDDEN or self.code in EXPIRED
+
     def __str__(self) -> str:
         said = f"{self.code}: {self.text}" if self.text else self.code
         return f"the server answers {self.status}" + (f" ({hide_secrets(said)})" if said else "")
@@ -117,7 +126,7 @@ def read_version(response: "BaseHTTPResponse", size: int | None) -> Version:
     return Version(size, headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip())
 
 
-def read_refusal(response: "BaseHTTPResponse", attempts: Attempts, position: int) -> Refusal:
+def read_refusal(response: "BaseHTTPResponse", attempts: Attempts, doing: str) -> Refusal:
     """Read and close an answer without the file.
 
     Raises:
@@ -127,7 +136,7 @@ def read_refusal(response: "BaseHTTPResponse", attempts: Attempts, position: int
     body = b""
     while len(body) < _MAX_ERROR_BYTES and (piece := response.read1(_MAX_ERROR_BYTES)):
         body += piece
-        attempts.check_time(position)
+        attempts.check_time(doing)
     response.close()
     headers = {name.lower(): value for name, value in response.headers.items()}
     code, text, actual = _CODE.search(body), _TEXT.search(body), _ACTUAL_SIZE.search(body)

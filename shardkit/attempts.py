@@ -26,11 +26,12 @@ class Attempts:
         seconds: How long it may take, and a second more for each 100 kB that come.
 
     Attributes:
+        failures: How often it went wrong.
         renewals: How often it was asked for in another way.
         wrong_answers: How often something else came than was asked for.
     """
 
-    __slots__ = ("_began", "_received", "_seconds", "_total", "_tries", "_url", "renewals", "wrong_answers")
+    __slots__ = ("_began", "_received", "_seconds", "_tries", "_url", "failures", "renewals", "wrong_answers")
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url
@@ -38,7 +39,7 @@ class Attempts:
         self._began = time.monotonic()
         self._received = 0
         self._tries = 0  # since the last byte
-        self._total = 0
+        self.failures = 0
         self.renewals = 0
         self.wrong_answers = 0
 
@@ -53,30 +54,38 @@ class Attempts:
         if is_wanted:
             self._tries = 0
 
-    def check_time(self, position: int) -> None:
+    def check_time(self, doing: str) -> None:
         """Raise if the time is over, however much comes."""
         if self.seconds_left <= 0:
-            self._give_up(position, f"it comes too slowly, {self._received:,} bytes so far")
+            self._give_up(doing, f"it comes too slowly, {self._received:,} bytes so far")
 
-    def fail(self, position: int, problem: str, *, pause: float | None = None, is_final: bool = False) -> None:
-        """Wait before the next try, or raise if there is to be none."""
+    def fail(self, doing: str, problem: str, *, pause: float | None = None, is_final: bool = False) -> None:
+        """Wait before the next try, or raise if there is to be none.
+
+        Args:
+            doing: What cannot be done, as the message says it.
+            problem: Why.
+            pause: How long to wait, if the server says it.
+            is_final: Whether another try would not help.
+
+        Raises:
+            StorageError: There have been enough tries, or the time is over.
+        """
         self._tries += 1
-        self._total += 1
+        self.failures += 1
         if is_final or self._tries >= MAX_TRIES or self.seconds_left <= 0:
-            self._give_up(position, problem)
+            self._give_up(doing, problem)
         if pause is None:
             pause = random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._tries - 1)))  # noqa: S311
         pause = max(0.0, min(pause, _LONGEST_ASKED_PAUSE, self.seconds_left))
-        where = hide_secrets(self._url)
-        _logger.info("%s: at byte %s %s; trying again in %.1f s", where, f"{position:,}", problem, pause)
+        _logger.info("%s %s: %s; trying again in %.1f s", hide_secrets(self._url), doing, problem, pause)
         _sleep(pause)
 
-    def _give_up(self, position: int, problem: str) -> NoReturn:
+    def _give_up(self, doing: str, problem: str) -> NoReturn:
         took = time.monotonic() - self._began
-        tried = f"tried {self._total} times in {took:.0f} s" if self._total > 1 else f"gave up after {took:.0f} s"
+        tried = f"tried {self.failures} times in {took:.0f} s" if self.failures > 1 else f"gave up after {took:.0f} s"
         raise StorageError(
-            f"{self._url}: cannot be read from byte {position:,} on, because {problem} ({tried}); check the URL, the "
-            "network and the server, then read it again",
+            f"{self._url}: {doing}, because {problem} ({tried}); check the URL, the network and the server, then do it "
+            "again",
             url=self._url,
-            offset=position,
         )

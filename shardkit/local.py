@@ -2,15 +2,17 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardError
-from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, is_remote
+from shardkit.errors import ArgumentError, TruncatedShardError
+from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, is_remote, taken
 
 
 class LocalStream:
@@ -93,7 +95,7 @@ class LocalStorage:
         """See ``Storage.create``."""
         path = local_path(url)
         if not overwrite and path.exists():
-            raise _taken(url)
+            raise taken(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
@@ -148,6 +150,25 @@ def canonical_url(url: str) -> str:
     return url.rstrip("/") if is_remote(url) else str(local_path(url).resolve())
 
 
+def working_folder(url: str) -> Path:
+    """Return where on this machine to keep what belongs to a folder: there, or in ``TMPDIR`` if it is elsewhere.
+
+    Raises:
+        PermissionError: Somebody else has made that place in ``TMPDIR``.
+
+    Example:
+        >>> str(working_folder("shards/train"))
+        'shards/train'
+    """
+    if not is_remote(url):
+        return local_path(url)
+    own = Path(tempfile.gettempdir(), f"{TEMPORARY_PREFIX}{os.getuid()}")
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.lstat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "belongs to somebody else; set TMPDIR", str(own))
+    return own / hashlib.sha256(canonical_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
 def remove_temporary_files(folder: str) -> None:
     """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
     path = local_path(folder)
@@ -185,20 +206,14 @@ def _truncated(url: str, start: int, size: int, found: int) -> TruncatedShardErr
     )
 
 
-def _taken(url: str) -> DatasetExistsError:
-    return DatasetExistsError(
-        f"{url}: exists already; choose another name, or pass overwrite=True to replace it", url=url
-    )
-
-
 def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:
     try:
         os.link(temporary, path)  # unlike a rename, never replaces what appeared meanwhile
     except FileExistsError:
-        raise _taken(url) from None
+        raise taken(url) from None
     except OSError:  # FAT and some network file systems have no hard links
         if path.exists():
-            raise _taken(url) from None
+            raise taken(url) from None
         temporary.rename(path)
 
 

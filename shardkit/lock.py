@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shardkit.errors import DatasetExistsError
-from shardkit.local import local_path
+from shardkit.local import working_folder
 from shardkit.storage import LOCK_NAME
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
@@ -18,7 +18,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file sys
 def exclusive(folders: Iterable[str]) -> Iterator[None]:
     """Keep other packs out of folders while the context lasts. What is killed keeps nobody out.
 
-    The folders are made if need be, and taken away again if they stay empty.
+    The folders are made if need be, and taken away again if they stay empty. Of folders in another place it keeps the
+    packs of this machine and user out; those of others are told by what stands there that it is unfinished.
 
     Raises:
         DatasetExistsError: Another process, or another thread, is packing there.
@@ -34,7 +35,7 @@ def exclusive(folders: Iterable[str]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for folder in dict.fromkeys(folders):
-            stack.enter_context(_lock(local_path(folder), folder))
+            stack.enter_context(_lock(working_folder(folder), folder))
         yield
 
 

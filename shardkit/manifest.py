@@ -282,7 +282,7 @@ def find_names(storage: Storage, folder: str, names: Iterable[str]) -> list[str]
     """Return which of some files there are in a folder that cannot be listed."""
     found = []
     for name in names:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # as in check_finished
             storage.info(join(folder, name))
             found.append(name)
     return found

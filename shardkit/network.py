@@ -17,6 +17,9 @@ from shardkit.errors import ArgumentError, StorageError, hide_secrets
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
+CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 10.0, 30.0, 300.0
+"""How long servers are waited for, in seconds, unless storage_options say otherwise."""
+
 _KEPT_CONNECTIONS = 256  # to one server; more are opened when needed, and closed after use
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
@@ -36,9 +39,9 @@ class Network:
         ca_certs: A file of the certificates that are trusted; empty for the system's, or ``SSL_CERT_FILE``.
     """
 
-    connect_timeout: float = 10.0
-    read_timeout: float = 30.0
-    total_timeout: float = 300.0
+    connect_timeout: float = CONNECT_TIMEOUT
+    read_timeout: float = READ_TIMEOUT
+    total_timeout: float = TOTAL_TIMEOUT
     ca_certs: str = ""
 
     def __post_init__(self) -> None:

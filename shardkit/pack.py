@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,10 +19,10 @@ import numpy as np
 
 from shardkit.columns import Column, ColumnMaker
 from shardkit.compress import Compression, parse_compression
-from shardkit.errors import ArgumentError, ShardkitError, SourceError, WorkerError, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, SourceError, StorageError, WorkerError, check_whole
 from shardkit.hashing import Permutation, derive
 from shardkit.index import choose_block_samples
-from shardkit.local import local_path
+from shardkit.local import working_folder
 from shardkit.lock import exclusive
 from shardkit.manifest import Manifest, read_manifest
 from shardkit.plan import ShardPlan, assign_splits, check_splits, plan_shards
@@ -32,12 +31,13 @@ from shardkit.records import ListedPart, ListedRecords, Records, SampleFunction,
 from shardkit.resume import Request, Target, check_apart, describe_transform, refuse_dataset
 from shardkit.schemes import storage_for
 from shardkit.shard_source import ShardSource
-from shardkit.shards import EncodedSample, OpenShard, WrittenShard, choose_compression, encode_sample
+from shardkit.shards import WrittenShard, choose_compression, encode_sample
 from shardkit.sources import ListedSource
-from shardkit.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segment, write_segments
+from shardkit.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segments
 from shardkit.storage import join, parse_bytes
 from shardkit.tar import END_OF_ARCHIVE
-from shardkit.work import Cancelled, StopSign, Workers
+from shardkit.tasks import ShardTask, SpillTask
+from shardkit.work import Workers
 from shardkit.writer import (
     assemble_manifest,
     check_shard_samples,
@@ -58,53 +58,6 @@ _CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
 _CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
 
 
-@dataclass(frozen=True)
-class _ShardTask:
-    """Writes one shard."""
-
-    folder: str
-    stem: str
-    samples: Iterable[EncodedSample]
-    compression: Compression
-    block_samples: int
-    columns: ColumnMaker  # made by the caller, whose codecs it took
-    plan: str
-
-    def run(self, stop: StopSign) -> WrittenShard:
-        with OpenShard(
-            self.folder,
-            self.stem,
-            compression=self.compression,
-            block_samples=self.block_samples,
-            plan=self.plan,
-            overwrite=True,  # what has its name is itself, from an attempt that was killed before its index
-        ) as shard:
-            for sample in _until(stop, self.samples):
-                shard.file.add(sample, self.columns.values(sample.key, sample.members))
-            return shard.publish()
-
-
-@dataclass(frozen=True)
-class _SpillTask:
-    """Writes one segment of a spill, unless it is there already."""
-
-    url: str
-    samples: ListedPart
-    shard_bytes: int
-    fingerprint: str
-
-    def run(self, stop: StopSign) -> Segment:
-        samples = _until(stop, self.samples)
-        return write_segment(self.url, samples, shard_bytes=self.shard_bytes, fingerprint=self.fingerprint)
-
-
-def _until(stop: StopSign, samples: Iterable[T]) -> Iterator[T]:
-    for sample in samples:
-        if stop.is_set():
-            raise Cancelled
-        yield sample
-
-
 class _Pack:
     """One call of ``pack``."""
 
@@ -115,18 +68,21 @@ class _Pack:
         request: Request,
         workers: Workers,
         *,
+        storage_options: Mapping[str, object] | None,
         progress: bool,
     ) -> None:
         self._source = (source.listed() or source) if isinstance(source, ShardSource) else source
         self._folder = folder
+        self._storage_options = storage_options
+        self._storage = storage_for(folder, storage_options)
         self._request = request
         self._described = {"version": PLAN_VERSION, "source": type(source).__name__, **request.describe()}
         self._workers = workers
         self._progress = progress
         self._fingerprint = ""  # of a listed source
         names = list(request.splits) if request.splits is not None else []
-        self._targets = {n: Target(join(folder, n), self._described) for n in names} or {
-            dataset_name(folder): Target(folder, self._described)
+        self._targets = {n: Target(self._storage, join(folder, n), self._described) for n in names} or {
+            dataset_name(folder): Target(self._storage, folder, self._described)
         }
 
     def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
@@ -136,7 +92,7 @@ class _Pack:
 
     def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         if self._request.splits is not None:
-            refuse_dataset(self._folder)
+            refuse_dataset(self._storage, self._folder)
         for target in self._targets.values():
             target.claim(resume=resume, overwrite=overwrite)
         listed = isinstance(self._source, ListedSource)
@@ -145,17 +101,20 @@ class _Pack:
             for target in self._targets.values():
                 target.check_source(self._fingerprint)
         if not (listed and all(target.is_finished for target in self._targets.values())):
-            spill = local_path(join(self._folder, SPILL_NAME))
+            spill = working_folder(self._folder) / SPILL_NAME
             if overwrite or not resume:
                 shutil.rmtree(spill, ignore_errors=True)
             try:
                 self._write(self._records(str(spill)), spill)
             except BaseException as error:
-                unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError)
+                unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError | StorageError)
                 if not listed or unusable:  # the next call could do nothing with it
                     shutil.rmtree(spill, ignore_errors=True)
                 raise
-        return {name: read_manifest(target.folder) for name, target in self._targets.items()}
+        return {
+            name: read_manifest(target.folder, storage_options=self._storage_options)
+            for name, target in self._targets.items()
+        }
 
     def _records(self, spill: str) -> Records:
         source, transform = self._source, self._request.transform
@@ -185,7 +144,7 @@ class _Pack:
             else:
                 start = number * _SPILL_SAMPLES
                 part = source.take(range(start, min(start + _SPILL_SAMPLES, len(source))))
-                tasks.append(_SpillTask(url, ListedPart(part, transform), self._request.shard_bytes, fingerprint))
+                tasks.append(SpillTask(url, ListedPart(part, transform), self._request.shard_bytes, fingerprint))
         with (
             track("transforming", total=len(source), enabled=self._progress) as advance,
             closing(self._workers.run(tasks)) as results,
@@ -233,18 +192,20 @@ class _Pack:
             for name, plan in plans.items()
         }
 
-        def tasks() -> Iterator[_ShardTask]:
+        def tasks() -> Iterator[ShardTask]:
             for name, target in unfinished.items():
                 stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
-                target.clean({stem + suffix for stem in stems for suffix in (".parquet", compression.suffix)})
+                left = target.clean({stem + suffix for stem in stems for suffix in (".parquet", compression.suffix)})
                 for number, stem in enumerate(stems):
-                    earlier = target.finished_shard(stem, compression, digest)
+                    earlier = target.finished_shard(stem, compression, digest) if f"{stem}.parquet" in left else None
                     if earlier is not None:
                         done[earlier.shard.url] = earlier
                         advance(earlier.shard.samples)
                         continue
                     samples = records.take(plans[name].positions(number))
-                    yield _ShardTask(target.folder, stem, samples, compression, sizes[name], columns, digest)
+                    yield ShardTask(
+                        self._storage, target.folder, stem, samples, compression, sizes[name], columns, digest
+                    )
 
         total = sum(len(plans[name].order) for name in unfinished)
         with (
@@ -264,7 +225,7 @@ class _Pack:
                 packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
                 url=target.folder,
             )
-            publish_manifest(storage_for(target.folder), target.folder, manifest)
+            publish_manifest(self._storage, target.folder, manifest)
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
         request = self._request
@@ -320,6 +281,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     resume: bool = True,
     overwrite: bool = False,
     progress: bool = True,
+    storage_options: Mapping[str, object] | None = None,
 ) -> dict[str, Manifest]:
     """Pack samples into shuffled shards of equal size, and publish them as a dataset, or as one dataset per split.
 
@@ -358,6 +320,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             anew.
         overwrite: Replace another dataset that is in the way.
         progress: Show a bar on standard error, if that is a terminal.
+        storage_options: Passed to the destination's storage. A shard for another place waits in ``TMPDIR`` until it is
+            whole.
 
     Returns:
         The manifests, by split; without ``splits``, one under the destination's name.
@@ -394,5 +358,6 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
         raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")
     workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
-    job = _Pack(source, clean_destination(destination), request, workers, progress=progress)
+    folder = clean_destination(destination)
+    job = _Pack(source, folder, request, workers, storage_options=storage_options, progress=progress)
     return job.run(resume=resume, overwrite=overwrite)

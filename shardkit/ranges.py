@@ -38,7 +38,6 @@ _MAX_VERSIONS = 1 << 16  # are remembered
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"})
 _MISSING = frozenset({404, 410})
-_FORBIDDEN = frozenset({401, 403, 407})
 
 
 class Signer(Protocol):
@@ -187,6 +186,10 @@ class RangeStream:
         self._pid = os.getpid()
         self._retry(attempts or self._new_attempts(), self._connect)
 
+    @property
+    def _doing(self) -> str:
+        return f"cannot be read from byte {self._position:,} on"
+
     def _new_attempts(self) -> Attempts:
         return Attempts(self.url, self._ranges.network.total_timeout)
 
@@ -234,7 +237,7 @@ class RangeStream:
             except HTTPError as error:
                 self._drop()
                 problem, can_be_retried = describe_failure(error)
-                attempts.fail(self._position, problem, is_final=not can_be_retried)
+                attempts.fail(self._doing, problem, is_final=not can_be_retried)
             except BaseException:
                 self._drop()
                 raise
@@ -251,13 +254,13 @@ class RangeStream:
             if response is None:
                 return b""
             piece = response.read1(min(skipped or n, _PIECE_BYTES))
-            attempts.check_time(self._position)
+            attempts.check_time(self._doing)
             if not piece:
                 self._drop()
                 if self._end is None and not skipped:
                     self._end = self._position  # nothing said how much there would be
                     return b""
-                attempts.fail(self._position, "the answer ended too early")
+                attempts.fail(self._doing, "the answer ended too early")
                 continue
             self._at += len(piece)
             attempts.receive(len(piece), is_wanted=not skipped)
@@ -279,12 +282,12 @@ class RangeStream:
         self._drop()
         self._pid = os.getpid()
         while True:
-            attempts.check_time(self._position)
+            attempts.check_time(self._doing)
             response = self._send(attempts)
             if response.status in (200, 206):
                 problem = self._accept(response)
             else:
-                refusal = read_refusal(response, attempts, self._position)
+                refusal = read_refusal(response, attempts, self._doing)
                 problem = self._end_before(refusal) if refusal.status == 416 else self._handle(refusal, attempts)
             if problem is None:
                 return b""
@@ -293,7 +296,7 @@ class RangeStream:
                 attempts.wrong_answers += 1
                 if attempts.wrong_answers > _MAX_WRONG_ANSWERS:
                     raise self._wrong(problem)
-                attempts.fail(self._position, problem)
+                attempts.fail(self._doing, problem)
 
     def _send(self, attempts: Attempts) -> "BaseHTTPResponse":
         last = "" if self._stop is None else self._stop - 1
@@ -363,14 +366,14 @@ class RangeStream:
         """Wait until another try makes sense, or raise."""
         url, status = self.url, refusal.status
         if status in _AGAIN or refusal.code in _AGAIN_CODES:
-            attempts.fail(self._position, str(refusal), pause=asked_pause(refusal.headers.get("retry-after")))
+            attempts.fail(self._doing, str(refusal), pause=asked_pause(refusal.headers.get("retry-after")))
             return ""
         if attempts.renewals < 2 and self._ranges.signer.renew(url, refusal):
             attempts.renewals += 1
             return ""
         if status in _MISSING:
             raise MissingFileError(f"{url}: does not exist ({refusal}); correct the URL", url=url)
-        if status in _FORBIDDEN:
+        if refusal.is_forbidden:
             raise AccessError(f"{url}: access is refused: {refusal}; {self._ranges.signer.advise(refusal)}", url=url)
         if status == 412:
             raise changed(url, "the server has another version")

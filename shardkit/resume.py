@@ -14,9 +14,8 @@ from shardkit.index import read_index
 from shardkit.local import remove_temporary_files
 from shardkit.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.records import SampleFunction, SampleTransform
-from shardkit.schemes import storage_for
 from shardkit.shards import WrittenShard, written_shard
-from shardkit.storage import join
+from shardkit.storage import Storage, is_remote, join
 from shardkit.writer import check_folder, delete_others, prepare_folder
 
 _OTHER_SOURCE = "the source: samples were added, removed or changed since"
@@ -57,10 +56,10 @@ class Request:
 class Target:
     """One dataset's folder, and what an earlier pack left there."""
 
-    def __init__(self, folder: str, request: Mapping[str, Any]) -> None:
+    def __init__(self, storage: Storage, folder: str, request: Mapping[str, Any]) -> None:
         self.folder = folder
         self._request = request
-        self._storage = storage_for(folder)
+        self._storage = storage
         self._earlier = self._read(UNFINISHED_NAME)
         self._unfinished = self._earlier is not None
         self._replace = False
@@ -131,10 +130,12 @@ class Target:
         elif self._earlier["plan"] != plan["plan"]:
             raise self._refuse(_OTHER_SOURCE)
 
-    def clean(self, keep: Container[str]) -> None:
-        """Delete what killed writers and replaced datasets left, but not the shards and indexes in ``keep``."""
-        remove_temporary_files(self.folder)
+    def clean(self, keep: Container[str]) -> set[str]:
+        """Delete what killed writers and replaced datasets left, and return what is left of ``keep``."""
+        if not is_remote(self.folder):
+            remove_temporary_files(self.folder)
         delete_others(self._storage, self.folder, keep=keep)
+        return {name for name in self._storage.list(self.folder) if name in keep}
 
     def finished_shard(self, stem: str, compression: Compression, plan: str) -> WrittenShard | None:
         """Return a shard that an earlier call of the same pack finished; None if there is none."""
@@ -154,10 +155,11 @@ class Target:
         )
 
 
-def refuse_dataset(folder: str) -> None:
+def refuse_dataset(storage: Storage, folder: str) -> None:
     """Check that a folder whose folders become datasets is not one itself. Raises DatasetExistsError."""
+    names = storage.list(folder)
     for name in (MANIFEST_NAME, UNFINISHED_NAME):
-        if name in storage_for(folder).list(folder):
+        if name in names:
             raise DatasetExistsError(
                 f"{folder}: is a dataset itself ({name} stands in it), so splits cannot be written below it; "
                 "choose another folder, or delete it",

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from shardkit.errors import ArgumentError
 from shardkit.local import LocalStorage
+from shardkit.s3 import S3Storage
 from shardkit.storage import ByteStream, FileInfo, Storage
 from shardkit.web import WebStorage
 
@@ -43,6 +44,8 @@ class SchemeStorage:
             return LocalStorage()
         if scheme in ("http", "https"):
             return WebStorage(self._options)
+        if scheme == "s3":
+            return S3Storage(self._options)
         raise ArgumentError(
             f"{url}: shardkit does not read or write {scheme}: URLs; copy the files to a local path. "
             f"(If this is a file name, write it as ./{url})"

@@ -22,8 +22,7 @@ from shardkit.errors import SampleError
 from shardkit.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index, write_index
 from shardkit.manifest import Shard
 from shardkit.sample import KEY, SOURCE, check_fields, check_key, fields_of
-from shardkit.schemes import storage_for
-from shardkit.storage import format_bytes, join
+from shardkit.storage import Storage, format_bytes, join
 from shardkit.tar import END_OF_ARCHIVE, MAX_MEMBER_BYTES, member_header, member_size
 
 if TYPE_CHECKING:
@@ -290,6 +289,7 @@ class OpenShard:
     """A shard on its way into a folder: it gets its name and its index when it is finished, or leaves nothing.
 
     Args:
+        storage: Serves the folder.
         folder: Where to.
         stem: Its name without suffixes.
         compression: How it is compressed.
@@ -300,6 +300,7 @@ class OpenShard:
 
     def __init__(
         self,
+        storage: Storage,
         folder: str,
         stem: str,
         *,
@@ -308,7 +309,7 @@ class OpenShard:
         plan: str = "",
         overwrite: bool = False,
     ) -> None:
-        self._storage = storage_for(folder)
+        self._storage = storage
         self._index_url = join(folder, f"{stem}.parquet")
         self._overwrite = overwrite
         self._stack = ExitStack()

@@ -11,12 +11,12 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
-from shardkit.errors import ArgumentError, DatasetError, ShardError
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, ShardError
 
 T = TypeVar("T")
 
@@ -241,6 +241,21 @@ def is_remote(url: str) -> bool:
         (True, False, False)
     """
     return "://" in url and not url.lower().startswith("file:")
+
+
+def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:
+    """Check that all options are known. Raises ArgumentError."""
+    if unknown := sorted(set(options) - set(known)):
+        raise ArgumentError(
+            f"storage_options: {', '.join(unknown)} is none of those for {scheme}: {', '.join(known)}; correct it"
+        )
+
+
+def taken(url: str) -> DatasetExistsError:
+    """Return the error for a name that is not to be overwritten."""
+    return DatasetExistsError(
+        f"{url}: exists already; choose another name, or pass overwrite=True to replace it", url=url
+    )
 
 
 def read_only(url: str) -> ArgumentError:

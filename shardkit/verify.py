@@ -126,7 +126,7 @@ class _Dataset:
             names = []
         except NoListingError:
             names = find_names(self.storage, folder, (name, UNFINISHED_NAME))
-            self.notes.append("web servers list no files, so nobody knows whether there are too many")
+            self.notes.append("its folder cannot be listed, so nobody knows whether there are files too many")
         if UNFINISHED_NAME in names:
             problem = "stands here: the dataset is being written, or its writer was stopped. Run the same pack again"
             self._problem(join(folder, UNFINISHED_NAME), problem)

@@ -8,10 +8,10 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from shardkit.answers import Refusal
-from shardkit.errors import ArgumentError, NoListingError
+from shardkit.errors import NoListingError
 from shardkit.network import Network
 from shardkit.ranges import Ranges, RangeStream
-from shardkit.storage import FileInfo, read_only
+from shardkit.storage import FileInfo, check_options, read_only
 
 _NETWORK = ("connect_timeout", "read_timeout", "total_timeout", "ca_certs")
 OPTIONS = ("username", "password", "headers", *_NETWORK)
@@ -106,12 +106,4 @@ class WebStorage:
             f"{url}: web servers do not list their folders; give a dataset's folder with a manifest.json, or "
             "the shards by name or by a pattern with braces",
             url=url,
-        )
-
-
-def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Check that all options are known. Raises ArgumentError."""
-    if unknown := sorted(set(options) - set(known)):
-        raise ArgumentError(
-            f"storage_options: {', '.join(unknown)} is none of those for {scheme}: {', '.join(known)}; correct it"
         )

@@ -94,6 +94,7 @@ class ShardWriter:
         columns: Values to promote into the index: a field's name, or a function of the sample.
         classes: Names of the classes, by number.
         overwrite: Replace a dataset that is there, and what an unfinished one left.
+        storage_options: Passed to the storage. A shard for another place waits in ``TMPDIR`` until it is whole.
 
     Raises:
         DatasetExistsError: There is a dataset, or there are shards, in the folder already.
@@ -118,6 +119,7 @@ class ShardWriter:
         columns: Mapping[str, Column] | None = None,
         classes: Sequence[str] = (),
         overwrite: bool = False,
+        storage_options: Mapping[str, object] | None = None,
     ) -> None:
         self.manifest: Manifest | None = None
         self._folder = clean_destination(destination)
@@ -135,7 +137,7 @@ class ShardWriter:
         self._keys: set[str] = set()  # of the open shard, and those that wait
         self._over = ""  # why nothing more can be written
         self._hashes = array("Q")  # of all keys
-        self._storage = storage_for(self._folder)
+        self._storage = storage_for(self._folder, storage_options)
         prepare_folder(self._storage, self._folder, {"writer": "ShardWriter"}, overwrite=overwrite)
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -188,6 +190,7 @@ class ShardWriter:
                 self._keys = {key}
         if not self._open:
             self._open = OpenShard(
+                self._storage,
                 self._folder,
                 shard_stem(self._folder, len(self._written)),
                 compression=self._compression or parse_compression("none"),

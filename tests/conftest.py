@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def proxy(proxies):
     """Return what makes a proxy that injects faults before a server, of its URL."""
     with contextlib.ExitStack() as stack:
         yield lambda url: stack.enter_context(contextlib.closing(FaultProxy(proxies.port.number, url)))
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """Return what is called instead of waiting for the next try of a request, one after the other."""
+    called = []
+    lock = threading.Lock()  # what is called may take its time, and all others wait for it
+
+    def sleep(_):
+        with lock:
+            if called:
+                called.pop(0)()
+
+    monkeypatch.setattr("shardkit.attempts._sleep", sleep)
+    return called
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -18,7 +18,21 @@ SOURCES = {path.stem: path for path in (ROOT / "shardkit").glob("*.py") if path.
 # The order of a sample's way. The same list stands in shardkit's docstring and in the README's table of modules.
 LAYERS = [
     *["errors", "hashing", "sample"],
-    *["storage", "local", "attempts", "network", "answers", "ranges", "web", "schemes"],
+    *[
+        "storage",
+        "local",
+        "attempts",
+        "network",
+        "answers",
+        "ranges",
+        "web",
+        "spool",
+        "credentials",
+        "calls",
+        "uploads",
+        "s3",
+        "schemes",
+    ],
     "progress",
     *[
         "decompress",
@@ -53,6 +67,7 @@ LAYERS = [
         "resume",
         "lock",
         "work",
+        "tasks",
         "pack",
     ],
     *["ranks", "epochs", "stream"],
@@ -84,6 +99,7 @@ VOCABULARY = {
 }
 
 HEAVY = {
+    "botocore",
     "PIL",
     "boto3",
     "datasets",

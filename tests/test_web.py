@@ -7,86 +7,26 @@ import pytest
 from torch.utils.data import DataLoader
 
 import shardkit
-from shardkit import attempts
 from shardkit.errors import (
     AccessError,
     ArgumentError,
-    ChangedFileError,
     DatasetError,
-    MissingFileError,
     ShardError,
-    ShardkitError,
     StorageError,
 )
 from shardkit.inspection import list_samples, list_shards, read_member
+from tests.matrix import OPTIONS, READS, SAMPLES, by_loader, by_stream, pack_samples, read_through
 from tests.servers.faults import READ_FAULTS
 from tests.servers.programs import Nginx
-
-SAMPLES = {f"{i:04d}": bytes([i]) * (1000 + 17 * i) for i in range(200)}
-OPTIONS = {"read_timeout": 0.3, "total_timeout": 1.5}
-
-# How the faults end that have no good end, when a dataset is read by blocks, by a stream that is compared with the
-# index, and by a stream without one. All others end in the right samples.
-READS = ["loader", "stream", "tar"]
-ENDS = {
-    "FIN mid-body for ever": [StorageError] * 3,
-    "FIN after the head for ever": [StorageError] * 3,
-    "503 for ever": [StorageError] * 3,
-    "trickle": [StorageError] * 3,
-    "stored Content-Encoding gzip": [StorageError] * 3,
-    "redirect loop": [StorageError] * 3,
-    "overwritten mid-read": [(ChangedFileError, ShardError), ChangedFileError, ChangedFileError],
-    "overwritten mid-read, If-Match ignored": [(ChangedFileError, ShardError), ChangedFileError, ChangedFileError],
-    "overwritten mid-read, same ETag": [ShardError] * 3,
-    "deleted mid-read": [MissingFileError] * 3,
-    "expired token": [StorageError] * 3,
-    "403": [AccessError] * 3,
-    "404": [MissingFileError] * 3,
-    "bit flip": [None, None, "unseen"],  # only an index shows it
-    "bit flip for ever": [ShardError, ShardError, "unseen"],
-}
-
-
-def by_loader(url, folder):  # noqa: ARG001
-    dataset = shardkit.ShardDataset(url, storage_options=OPTIONS)
-    loader = shardkit.ShardLoader(dataset, batch_size=16, seed=0)
-    return [item for batch in loader for item in zip(batch["__key__"], batch["bin"], strict=True)]
-
-
-def by_stream(url, folder):  # noqa: ARG001
-    stream = shardkit.ShardStream(url, shuffle=False, storage_options=OPTIONS)
-    return [(sample["__key__"], sample["bin"]) for sample in stream]
-
-
-@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
-def by_tar(url, folder):
-    return by_stream(f"{url}/{folder}-{{000000..000003}}.tar", folder)
 
 
 @pytest.fixture(scope="module")
 def web(processes, tmp_path_factory, authority):
     """Provide a web server with a dataset for each compression."""
     with Nginx(processes, tmp_path_factory.mktemp("web"), authority) as server:
-        samples = [{"__key__": key, "bin": data} for key, data in SAMPLES.items()]
         for compression in ("none", "zst"):
-            shardkit.pack(
-                samples,
-                server.folder / compression,
-                compression=compression,
-                shard_samples=50,
-                block_bytes="10kB",
-                columns={"size": lambda sample: len(sample["bin"])},
-                progress=False,
-            )
+            pack_samples(server.folder / compression, compression=compression)
         yield server
-
-
-@pytest.fixture
-def tries(monkeypatch):
-    """Return what is called instead of waiting for the next try, one after the other."""
-    called = []
-    monkeypatch.setattr(attempts, "_sleep", lambda _: called and called.pop(0)())
-    return called
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
@@ -96,32 +36,8 @@ def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
     fault, read, web, proxy, tries, record_property
 ):
     faulty = proxy(web.url)
-    if fault == "refused, then up":
-        faulty.refuse()
-        tries.extend([lambda: None] * 3 + [faulty.listen])
-    else:
-        later = {}
-        if "mid-" in fault and fault not in ("FIN mid-body", "RST mid-body") and read != "loader":
-            faulty.inject("FIN mid-body", path="*-000001.tar")  # else a stream asks once
-            later = {"skip": 0}
-        rule = faulty.inject(fault, path="*-000001.tar", **later)
-    expected = ENDS.get(fault, [None] * 3)[READS.index(read)]
-    found, end, url = [], None, faulty.url
-    try:
-        found = globals()[f"by_{read}"](f"{faulty.url}/none", "none")
-    except ShardkitError as error:
-        end, url = type(error), error.url
-    record_property("fault", (f"http: {fault}", read, end.__name__ if end else expected or "right"))
-
-    assert fault == "refused, then up" or fault.startswith("HEAD") or rule.hits  # nobody sends HEAD
-    assert url.startswith(faulty.url)
-    if end is not None:
-        assert issubclass(end, expected or ())
-    elif expected is None:
-        assert dict(found) == SAMPLES
-        assert len(found) == len(SAMPLES)
-    else:
-        assert expected == "unseen"
+    end = read_through(fault, read, faulty, f"{faulty.url}/none", OPTIONS, tries)
+    record_property("fault", (f"http: {fault}", read, end))
 
 
 def test_a_dataset_on_a_web_server_is_the_local_one(web):
@@ -215,7 +131,7 @@ def test_a_dataset_is_verified_where_nothing_lists_its_files(web):
 
     assert report.ok
     assert report.samples == len(SAMPLES)
-    assert report.notes == ("web servers list no files, so nobody knows whether there are too many",)
+    assert report.notes == ("its folder cannot be listed, so nobody knows whether there are files too many",)
 
 
 def test_damage_on_the_way_is_no_damage_to_who_verifies(web, proxy):
@@ -322,7 +238,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_shard(web, proxy):
     faulty = proxy(web.url)
     faulty.inject("FIN mid-body five times", path="*-000001.tar")
 
-    assert dict(by_stream(f"{faulty.url}/none", "none")) == SAMPLES
+    assert dict(by_stream(f"{faulty.url}/none", OPTIONS)) == SAMPLES
     asked = [int(entry["range"][6:-1]) for entry in faulty.log() if entry["path"].endswith("-000001.tar")]
     assert len(asked) == 6
     assert asked == sorted(set(asked))  # nothing twice
@@ -337,7 +253,7 @@ def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx
 
     def epoch():
         found.extend(
-            by_loader(f"{faulty.url}/none", "none") if read == "loader" else by_stream(f"{faulty.url}/none", "none")
+            by_loader(f"{faulty.url}/none", OPTIONS) if read == "loader" else by_stream(f"{faulty.url}/none", OPTIONS)
         )
 
     reader = threading.Thread(target=epoch)
