@@ -58,7 +58,8 @@ class ShardDataset:
             is null selects nothing. It is decided here, by reading the columns that it is about from every index: on
             local disks some 0.5 ms a shard and 0.1 s for a million samples. 8 bytes of each that is taken are kept.
         transform: Called with every decoded sample, and what it returns is the sample; or for single fields a mapping
-            like ``{"image": function}``, which leaves None as it is. A parameter named ``rng`` gets an ``Rng``: in
+            like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
+            of a dict. An image transform decodes what it is given. A parameter named ``rng`` gets an ``Rng``: in
             ``dataset[i]`` keyed by the sample's key alone, so that it draws the same in every epoch; in a
             ``ShardLoader`` by seed, epoch and position.
         columns: Index columns to put into every sample, under their names. Then the rows of indexes are read too.

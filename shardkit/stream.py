@@ -70,8 +70,9 @@ class ShardStream(IterableDataset[Any]):
             one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
             spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
         transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
-            like ``{"image": function}``, which leaves None as it is. A parameter named ``rng`` gets an ``Rng`` keyed
-            by seed, epoch and the sample's key. Its errors are never skipped.
+            like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
+            of a dict. An image transform decodes what it is given. A parameter named ``rng`` gets an ``Rng`` keyed by
+            seed, epoch and the sample's key. Its errors are never skipped.
         batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
             one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with the
             channels last in memory. By default, single samples.
