@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from hypothesis.extra import numpy as npst
 
 from shardkit.codecs import Decoder, encode
@@ -85,3 +86,18 @@ def refuses(field, data, cause, decoder=DECODER):
             decoder.decode(field, data, key="0001", url="a.tar")
 
     assert peak_memory(decode) < 4 * MIB + 2 * len(data)
+
+
+def assert_same_batch(ours, theirs):
+    """Check that two batches have the same fields in the same order, of the same types and values."""
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        assert type(value) is type(theirs[name])
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == theirs[name].dtype
+            assert torch.equal(value, theirs[name])
+        else:
+            assert [type(one) for one in value] == [type(one) for one in theirs[name]]
+            for one, other in zip(value, theirs[name], strict=True):
+                equal = torch.equal if isinstance(one, torch.Tensor) else np.array_equal
+                assert equal(one, other)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from shardkit.columnar import Arena, ColumnReader, parse_digits, regular_spans
 from shardkit.errors import ShardkitError
 from shardkit.sample import FieldSelection
 from shardkit.tar import member_header, padding
-from tests.shared import tar_of
+from tests.shared import assert_same_batch, tar_of
 
 EVERYTHING = FieldSelection.parse(None)
 SMALL = {"shard_bytes": 400_000, "block_bytes": 40_000, "compression": "none", "progress": False}
@@ -37,18 +36,6 @@ def passes(folder, **options):
             error = raised
         results.append((batches, error, loader._make_arena is not None))
     return results
-
-
-def assert_same(ours, theirs):
-    assert list(ours) == list(theirs)
-    for name, value in ours.items():
-        assert type(value) is type(theirs[name])
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == theirs[name].dtype
-            assert torch.equal(value, theirs[name])
-        else:
-            assert [type(one) for one in value] == [type(one) for one in theirs[name]]
-            assert all(np.array_equal(a, b) for a, b in zip(value, theirs[name], strict=True))
 
 
 shapes = st.sampled_from([(), (3,), (4, 2), (0,), (300,)])
@@ -103,7 +90,7 @@ def test_a_dataset_gives_the_same_by_whole_blocks_and_row_by_row(tmp_path_factor
     assert str(our_error) == str(their_error)
     assert len(ours) == len(theirs)
     for batch, expected in zip(ours, theirs, strict=True):
-        assert_same(batch, expected)
+        assert_same_batch(batch, expected)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +120,7 @@ def test_a_choice_of_fields_gives_the_same(folder, options):
     assert (is_columnar, is_row_by_row) == (True, False)
     assert len(ours) == 32
     for batch, expected in zip(ours, theirs, strict=True):
-        assert_same(batch, expected)
+        assert_same_batch(batch, expected)
 
 
 def test_whole_blocks_of_equal_samples_are_never_made_row_by_row(folder, monkeypatch):
@@ -194,7 +181,7 @@ def test_memory_that_is_full_of_blocks_changes_nothing(folder):
     small = ShardLoader(dataset, 16, memory=int(2 * lanes * dataset.block_bytes + 1))
 
     for batch, expected in zip(small, ShardLoader(dataset, 16), strict=True):
-        assert_same(batch, expected)
+        assert_same_batch(batch, expected)
 
 
 def test_text_is_let_go_when_its_block_is_not_needed_any_more():

@@ -18,7 +18,7 @@ from shardkit.batches import collate
 from shardkit.buffers import Buffers, SharedBuffers
 from shardkit.sample import FieldSelection
 from shardkit.slabs import BatchMaker
-from tests.shared import PHOTO, saved
+from tests.shared import PHOTO, assert_same_batch, saved
 
 SELECTION = FieldSelection.parse({"image": "jpg", "x": "npy"})
 
@@ -47,20 +47,6 @@ VALUES = {
     "complex": lambda seed: torch.full((300,), seed + 1j),
     "conjugate": lambda seed: torch.full((300,), seed + 1j).conj(),
 }
-
-
-def assert_same(ours, theirs):
-    assert list(ours) == list(theirs)
-    for name, value in ours.items():
-        assert type(value) is type(theirs[name])
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == theirs[name].dtype
-            assert torch.equal(value, theirs[name])
-        else:
-            assert [type(one) for one in value] == [type(one) for one in theirs[name]]
-            for one, other in zip(value, theirs[name], strict=True):
-                equal = torch.equal if isinstance(one, torch.Tensor) else np.array_equal
-                assert equal(one, other)
 
 
 def made(make_batch, samples, dropped):
@@ -98,11 +84,11 @@ def test_batches_are_what_collating_their_samples_gives(batches):
         ]
         batch, _ = made(make_batch, samples, dropped)
         expected = collate([one for i, one in enumerate(samples) if i not in dropped], selection=SELECTION)
-        assert_same(batch, expected)
+        assert_same_batch(batch, expected)
         results.append((batch, expected))
 
     for batch, expected in results:  # what comes later changes nothing that is kept
-        assert_same(batch, expected)
+        assert_same_batch(batch, expected)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +147,7 @@ def test_memory_is_pinned_where_there_is_a_gpu(monkeypatch):
     for _ in range(2):  # what processes write to is not
         made(BatchMaker(SELECTION, None, SharedBuffers(1_000_000)), samples, set())
     assert asked == [True]
-    assert_same(batch, collate(samples, selection=SELECTION))
+    assert_same_batch(batch, collate(samples, selection=SELECTION))
 
 
 # -- with real loaders
@@ -207,7 +193,7 @@ def test_loaders_give_what_collating_gives_and_kept_batches_stay(folder, worker_
 
     assert len(batches) == len(expected) == 20
     for ours, theirs in zip(batches, expected, strict=True):
-        assert_same(ours, theirs)
+        assert_same_batch(ours, theirs)
 
 
 def descriptors():
