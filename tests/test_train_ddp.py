@@ -29,7 +29,7 @@ FOREVER = 10_000  # epochs
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A dataset of small images, some of whose epochs' ends leave fewer samples than a batch has."""
+    """A dataset of small images; the last batch of an epoch is not full."""
     rng = np.random.default_rng(0)
     samples = ({"__key__": key, "png": rng.integers(0, 256, (8, 8, 3), dtype=np.uint8), "cls": 3} for key in KEYS)
     folder = tmp_path_factory.mktemp("images") / "train"
