@@ -9,10 +9,13 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 _NUMBERS = itertools.count(1)
 _FRACTION = 4  # buffers are larger than what is asked for by a sixteenth at most (2 ** -4)
@@ -114,6 +117,18 @@ class SharedBuffers(Buffers):
         except BaseException:
             os.close(descriptor)
             raise
+
+
+def take_tensor(buffers: Buffers, nbytes: int) -> "torch.Tensor":
+    """Return uint8, (nbytes,), that nobody uses: from the buffers, or, where there is a GPU, pinned memory of torch's.
+
+    torch uses that again, too, but not before copies to the GPU have ended.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.from_numpy(buffers.take(nbytes))
 
 
 def shared_memory(array: npt.NDArray[np.uint8]) -> SharedMemory | None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shardkit.batches import Batch
 from shardkit.blocks import Block
+from shardkit.buffers import Buffers, take_tensor
 from shardkit.codecs import Decoder, LightKind, light_kind
 from shardkit.errors import ShardkitError
 from shardkit.headers import BLOCK_BYTES, padding
@@ -51,7 +52,8 @@ class ColumnReader:
     def read(self, block: Block) -> tuple[list[str], dict[str, npt.NDArray[Any]]] | None:
         """Return a block's keys, and for each picked name its values; None if they are not alike or not right.
 
-        Values are arrays of numbers, (samples, ...), as torch takes them, or of objects, (samples,).
+        Values are arrays of numbers, (samples, ...), as torch takes them, or of objects, (samples,). They may be views
+        of the block.
         """
         try:
             found = regular_spans(block.data, block.samples) if block.samples >= _LEAST_REGULAR else None
@@ -107,7 +109,7 @@ class ColumnReader:
         rows = np.lib.stride_tricks.as_strided(bytes_of, (len(begins), size), (step, 1), writeable=False)
         if (rows[:, :start] != rows[0, :start]).any():
             raise ValueError("not alike")
-        values: npt.NDArray[Any] = np.ascontiguousarray(rows[:, start:]).view(first.dtype)
+        values: npt.NDArray[Any] = rows[:, start:].view(first.dtype)
         return values.reshape(len(begins), *first.shape)
 
 
@@ -116,12 +118,14 @@ class Arena:
 
     Args:
         reader: Decodes the blocks.
+        buffers: Memory for batches.
         places: How many blocks it has room for; memory is taken when they come.
         block_samples: How many samples a block has at most.
     """
 
-    def __init__(self, reader: ColumnReader, places: int, block_samples: int) -> None:
+    def __init__(self, reader: ColumnReader, buffers: Buffers, places: int, block_samples: int) -> None:
         self._reader = reader
+        self._buffers = buffers
         self.block_samples = block_samples
         self._rows = places * block_samples
         self._columns: dict[str, npt.NDArray[Any]] | None = None  # what the first block has, all others must have
@@ -160,8 +164,13 @@ class Arena:
 
         batch: Batch = {}
         for name, column in (self._columns or {}).items():
-            taken = column.take(rows, axis=0)
-            batch[name] = _own(taken.tolist()) if column.dtype == object else torch.from_numpy(taken)
+            if column.dtype == object:
+                batch[name] = _own(column.take(rows).tolist())
+                continue
+            dtype = torch.from_numpy(column[:0]).dtype
+            memory = take_tensor(self._buffers, len(rows) * column[0].nbytes)
+            batch[name] = taken = memory.view(dtype).view(len(rows), *column.shape[1:])
+            column.take(rows, axis=0, out=taken.numpy(), mode="clip")  # which writes there at once, unlike "raise"
         return batch
 
     def sample(self, row: int) -> Sample:

@@ -164,11 +164,12 @@ class ShardLoader:
         self._place = None if rank is None and world_size is None else find_place(rank, world_size)
         transforms = tuple(one for one in (dataset.transform, Transform.parse(transform)) if one)
         maker = RowMaker(dataset.selection, dataset.decoder, transforms, self._seed)
-        slabs = Buffers(self._memory) if worker_type == "thread" else SharedBuffers(self._memory)
-        self._make_batch = BatchMaker(dataset.selection, collate_fn, slabs)
+        results = Buffers(self._memory) if worker_type == "thread" else SharedBuffers(self._memory)
+        self._make_batch = BatchMaker(dataset.selection, collate_fn, results)
         reader = ColumnReader(dataset.selection, dataset.decoder)
         is_light = not (transforms or collate_fn or dataset.columns) and reader.supports(dataset.manifest.fields)
-        self._make_arena = partial(Arena, reader, block_samples=dataset.manifest.block_samples) if is_light else None
+        arena = partial(Arena, reader, results, block_samples=dataset.manifest.block_samples)
+        self._make_arena = arena if is_light else None
         self._make_rows = RowProcesses(maker, self._num_workers) if worker_type == "process" else RowThreads(maker)
         # Where the next batch comes from; and which pass is under way there, so that the next one is of the next epoch.
         # It is a token, and not the pass: that ends when the training loop forgets it.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.batches import channels_first, collate, holds_images
-from shardkit.buffers import Buffers, SharedBuffers, SharedMemory, shared_memory
+from shardkit.buffers import Buffers, SharedBuffers, SharedMemory, shared_memory, take_tensor
 from shardkit.errors import ArgumentError
 from shardkit.sample import FieldSelection
 
@@ -153,11 +153,10 @@ class BatchMaker:
         if not columns or not rows:
             return None
         nbytes = Slab.nbytes(columns, rows)
-        if torch.cuda.is_available() and not isinstance(self._buffers, SharedBuffers):
-            # torch's own memory of this kind is used again, too, but not before copies to the GPU have ended.
-            return Slab(columns, rows, torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
-        memory = self._buffers.take(nbytes)
-        return Slab(columns, rows, torch.from_numpy(memory), shared_memory(memory))
+        if isinstance(self._buffers, SharedBuffers):
+            memory = self._buffers.take(nbytes)
+            return Slab(columns, rows, torch.from_numpy(memory), shared_memory(memory))
+        return Slab(columns, rows, take_tensor(self._buffers, nbytes))
 
     def batch(self, values: list[Any], slab: Slab | None, kept: Sequence[int]) -> Any:
         """Return a batch.

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit import ShardDataset, ShardLoader
 from shardkit.blocks import Block
+from shardkit.buffers import Buffers
 from shardkit.codecs import Decoder, encode
 from shardkit.columnar import Arena, ColumnReader, parse_digits, regular_spans
 from shardkit.errors import ShardkitError
@@ -175,6 +176,13 @@ def test_damage_comes_at_the_same_batch_as_row_by_row(folder, tmp_path):
     assert len(ours) == len(theirs)
 
 
+def test_batches_that_are_kept_stay_as_they_are(folder):
+    kept = list(ShardLoader(ShardDataset(folder), 16))
+
+    for batch, expected in zip(kept, ShardLoader(ShardDataset(folder), 16, transform=as_they_are), strict=True):
+        assert_same_batch(batch, expected)
+
+
 def test_memory_that_is_full_of_blocks_changes_nothing(folder):
     dataset = ShardDataset(folder)
     lanes = dataset.order(seed=0, epoch=0).lanes
@@ -185,7 +193,7 @@ def test_memory_that_is_full_of_blocks_changes_nothing(folder):
 
 
 def test_text_is_let_go_when_its_block_is_not_needed_any_more():
-    arena = Arena(ColumnReader(EVERYTHING, None), places=1, block_samples=8)
+    arena = Arena(ColumnReader(EVERYTHING, None), Buffers(0), places=1, block_samples=8)
     arena._columns = {"txt": np.array([b"long"] * 8, dtype=object)}
 
     arena.clear(0)
@@ -342,7 +350,7 @@ def test_an_arena_takes_only_blocks_like_its_first():
     def block(field, value):
         return as_block(block_of([(f"{i}.{field}", encode(field, value)) for i in range(9)]), 9)
 
-    arena = Arena(ColumnReader(EVERYTHING, Decoder()), places=2, block_samples=9)
+    arena = Arena(ColumnReader(EVERYTHING, Decoder()), Buffers(0), places=2, block_samples=9)
 
     assert arena.put(0, block("npy", ALIKE[0]))
     assert arena.put(1, block("npy", ALIKE[1]))
