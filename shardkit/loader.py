@@ -5,8 +5,8 @@ them.
 """
 
 import logging
-import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -292,7 +292,7 @@ class ShardLoader:
                     f"the state has {name} {there!r}, this loader has {here!r}; {remedy.format(there)}, or begin an "
                     "epoch with set_epoch() instead"
                 )
-        for name, limit in (("epoch", math.inf), ("position", len(self.dataset))):
+        for name, limit in (("epoch", sys.maxsize - 1), ("position", len(self.dataset))):
             value = state.get(name)
             if type(value) is not int or not 0 <= value <= limit:
                 raise StateError(f"the state has {name} {value!r}, expected a number from 0 to {limit}; it is damaged")
@@ -359,12 +359,15 @@ class _Pass:
     def __init__(self, count: Callable[[Finished | None], None], engine: Engine) -> None:
         self._count = count
         self._engine = engine
+        self._is_over = False
         self._forgotten = weakref.finalize(self, engine.close, wait=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        if self._is_over:  # perhaps by an error: then the epoch is not at its end
+            raise StopIteration
         try:
             finished = self._engine.next()
             self._count(finished)
@@ -380,6 +383,7 @@ class _Pass:
         return finished.value
 
     def _end(self, *, wait: bool) -> None:
+        self._is_over = True
         self._forgotten.detach()
         self._engine.close(wait=wait)
 

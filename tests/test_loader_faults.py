@@ -205,6 +205,7 @@ def test_a_state_does_not_fit_the_dataset_that_took_the_place_of_its_own(folder)
         {"epoch": False},
         {"epoch": -1},
         {"epoch": 0.5},
+        {"epoch": 2**63},
         {"lanes": "60"},
         {"lanes": 60.0},
         {"shuffle": 1},
@@ -414,6 +415,22 @@ def test_stop_iteration_of_a_function_never_ends_the_epoch(dataset, option):
         list(loader)
 
     assert loader.state_dict()["position"] == 0
+
+
+def test_after_an_error_an_iterator_is_over_but_the_epoch_is_not(dataset):
+    def fail(sample):
+        if sample["__key__"] == "0100":
+            raise KeyError("no such thing")
+        return sample
+
+    loader = ShardLoader(dataset, 8, transform=fail)
+    batches = iter(loader)
+    keys, _ = keys_until_error(batches)
+    state = loader.state_dict()
+
+    assert list(batches) == []
+    assert loader.state_dict() == state
+    assert (state["epoch"], state["position"]) == (0, len(keys))
 
 
 def test_a_batch_may_be_anything_also_nothing(dataset):
