@@ -17,7 +17,7 @@ from shardkit.columnar import Arena, ColumnReader
 from shardkit.dataset import ShardDataset
 from shardkit.engine import Engine, Finished
 from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_whole
-from shardkit.order import OPEN_BLOCKS, Batches, OrderPlan
+from shardkit.order import OPEN_BLOCKS, Batches
 from shardkit.ranks import find_place
 from shardkit.rows import RowMaker, RowProcesses, RowThreads
 from shardkit.slabs import BatchMaker
@@ -62,9 +62,9 @@ class ShardLoader:
     A batch is a dict of the dataset's fields: tensors where the values of all samples are alike (images are uint8,
     (batch, 3, height, width), with the channels last in memory), else lists; and ``__key__``, the list of the keys.
 
-    Each ``iter()`` is the next epoch, from 0, also if the one before was left early. ``state_dict()`` may be called
-    between any two batches, and ``load_state_dict()`` goes on behind the last batch that was returned: with any number
-    of ranks, workers and samples a batch.
+    Each ``iter()`` is the next epoch, from 0, also if the one before was left early, unless nothing was taken of it.
+    ``state_dict()`` may be called between any two batches, and ``load_state_dict()`` goes on behind the last batch that
+    was returned: with any number of ranks, workers and samples a batch.
 
     Where several ranks are to get the same samples (those of one tensor-parallel group), give each of them the same
     ``rank`` and ``world_size``: the group's number and the number of groups.
@@ -175,6 +175,9 @@ class ShardLoader:
         # It is a token, and not the pass: that ends when the training loop forgets it.
         self._epoch = self._position = self._skipped = 0
         self._pass: object | None = None
+        self._is_used = (
+            False  # a pass of which nothing was taken is no epoch: Lightning makes one to try whether it can
+        )
         self._find_batches()
 
     @property
@@ -192,7 +195,7 @@ class ShardLoader:
         return self._find_batches().count(self._position if self._pass is None else 0)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._pass is not None:
+        if self._is_used:
             self._epoch, self._position = self._epoch + 1, 0
         batches = self._find_batches()
         if batches.leaves_ranks_empty(self._position):
@@ -207,7 +210,7 @@ class ShardLoader:
                 f"may get an empty batch; finish the epoch on at most {remain} ranks, leave them out with "
                 f"set_epoch({self._epoch + 1}), or pass drop_last=True"
             )
-        self._pass, self._skipped = object(), 0
+        self._pass, self._is_used, self._skipped = object(), False, 0
         return _Pass(partial(self._count, self._pass), self._engine(batches))
 
     def set_epoch(self, epoch: int) -> None:
@@ -223,8 +226,8 @@ class ShardLoader:
             ArgumentError: It is negative, or no whole number.
         """
         epoch = check_whole("epoch", epoch, least=0)
-        if self._pass is not None or epoch != self._epoch:
-            self._pass, self._epoch, self._position = None, epoch, 0
+        if self._is_used or epoch != self._epoch:
+            self._pass, self._is_used, self._epoch, self._position = None, False, epoch, 0
 
     def state_dict(self) -> LoaderState:
         """Return where the loader is: behind the last batch that ``next()`` returned. See ``LoaderState``."""
@@ -263,7 +266,7 @@ class ShardLoader:
             ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
         """
         self._epoch, self._position = self._check_state(state_dict)
-        self._pass = None
+        self._pass, self._is_used = None, False
 
     def close(self) -> None:
         """End the worker processes. A later ``iter()`` starts others. Threads end with the iterator that has them."""
@@ -312,13 +315,10 @@ class ShardLoader:
             )
         return Batches(len(self.dataset), self.batch_size, world_size, self._drop_last)
 
-    def _plan(self) -> OrderPlan:
-        return self.dataset.order(seed=self._seed, epoch=self._epoch, lanes=self._lanes, shuffle=self._shuffle)
-
     def _engine(self, batches: Batches) -> Engine:
         return Engine(
             self.dataset,
-            self._plan(),
+            self.dataset.order(seed=self._seed, epoch=self._epoch, lanes=self._lanes, shuffle=self._shuffle),
             batches,
             position=self._position,
             rank=(self._place or find_place())[0],
@@ -341,8 +341,9 @@ class ShardLoader:
         if token is not self._pass:
             return
         if finished is None:
-            self._pass, self._epoch, self._position = None, self._epoch + 1, 0
+            self._pass, self._is_used, self._epoch, self._position = None, False, self._epoch + 1, 0
             return
+        self._is_used = True
         for error in finished.skipped:
             self._skipped += 1
             if self._skipped == 1:

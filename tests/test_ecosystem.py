@@ -54,13 +54,16 @@ def test_lightning_trains_with_a_loader_and_resumes_it_with_its_checkpoints(make
                 trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
                 raise StoppedError
 
-    def train(model, callback=None, checkpoint=None):
+    def train(model, callback=None, checkpoint=None, state=None):
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
         trainer = lightning.Trainer(
             accelerator="cpu", max_epochs=3, callbacks=callback, default_root_dir=tmp_path, **quiet
         )
-        trainer.fit(model, make_loader(), ckpt_path=checkpoint)
-        return model
+        loader = make_loader()
+        if state is not None:
+            loader.load_state_dict(state)
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        return loader
 
     undisturbed, stopped, resumed = Model(), Model(), Model()
     train(undisturbed)
@@ -68,7 +71,11 @@ def test_lightning_trains_with_a_loader_and_resumes_it_with_its_checkpoints(make
         train(stopped, callback=Stop())
     train(resumed, checkpoint=tmp_path / "checkpoint.ckpt")
 
+    later = Model()
+    train(later, state=make_loader().state_dict() | {"epoch": 1, "position": 2 * BATCH_SIZE})
+
     assert stopped.seen + resumed.seen == undisturbed.seen
+    assert [keys for _, keys in later.seen[:6]] == [keys for _, keys in undisturbed.seen[6:]]
     assert len(stopped.seen) == 6
     for epoch in range(3):
         assert sorted(key for number, keys in undisturbed.seen if number == epoch for key in keys) == KEYS

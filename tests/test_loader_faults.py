@@ -332,6 +332,24 @@ def test_what_changes_the_place_of_a_loader_is_not_moved_by_an_iterator_that_is_
     assert before + keys_of(batches) == keys_of(loader) == expected
 
 
+def test_an_iterator_of_which_nothing_is_taken_is_no_epoch_and_skips_nothing(dataset):
+    expected = ShardLoader(dataset, 8)
+    zero, one = keys_of(expected), keys_of(expected)
+    loader = ShardLoader(dataset, 8)
+    iter(loader)
+    first = keys_of(itertools.islice(loader, 3))
+    resumed = ShardLoader(dataset, 8)
+    resumed.load_state_dict(loader.state_dict())
+    for _ in range(2):
+        iter(resumed)
+
+    assert resumed.state_dict() == loader.state_dict()
+    assert first + keys_of(resumed) == zero
+    iter(resumed)
+    resumed.set_epoch(1)
+    assert keys_of(resumed) == one
+
+
 def test_threads_may_load_the_same_dataset_at_the_same_time(whole):
     dataset, found = ShardDataset(whole), [None] * 4
 
