@@ -76,8 +76,8 @@ class ShardLoader:
         shuffle: Another order every epoch. False for the dataset's own order.
         seed: Decides the orders.
         transform: Called with every decoded sample, a dict, and returns what is put into the batch, a dict; or
-            functions for single fields, as in ``{"image": function}``. A parameter named ``rng`` gets a
-            ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
+            functions for fields, as in ``{"image": function}``, or for several, by a tuple of names. A parameter named
+            ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
         collate_fn: Makes a batch of a list of what ``transform`` returned instead; whatever it returns is the batch.
             Called by several threads at a time.
         num_workers: How many threads or processes decode and transform; by default as many as there are processors.
@@ -175,9 +175,8 @@ class ShardLoader:
         # It is a token, and not the pass: that ends when the training loop forgets it.
         self._epoch = self._position = self._skipped = 0
         self._pass: object | None = None
-        self._is_used = (
-            False  # a pass of which nothing was taken is no epoch: Lightning makes one to try whether it can
-        )
+        # A pass of which nothing was taken is no epoch: Lightning makes one to see whether it can.
+        self._is_used = False
         self._find_batches()
 
     @property
