@@ -70,6 +70,8 @@ The modules, in the order of a sample's way. Each imports only from those above 
     buffers       memory for blocks and batches, used again
     blocks        one block's bytes -> its samples
     recent        what was read last, kept in memory within bounds
+    cachedir      a folder that is a cache: whose it is, and what is in it
+    cache         blocks, kept on this machine's disk
     access        blocks and samples of shards, each read on its own
     filters       a condition, numbers or a mask -> the samples they select
     dataset       a dataset's samples by their numbers
@@ -92,6 +94,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     testing       whether a loader resumes anywhere
     output        what was found -> text
     commands      how a command prints and ends
+    cli_cache     what is in a cache, and how to delete it
     cli           all of it from the command line
     webdataset    webdataset's pipelines over our reader
 """

@@ -14,6 +14,8 @@ from isal.isal_zlib import crc32
 
 from shardkit.blocks import Block
 from shardkit.buffers import Buffers
+from shardkit.cache import BlockCache
+from shardkit.cachedir import block_name
 from shardkit.compress import decompress_frame
 from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError, hide_secrets
 from shardkit.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
@@ -66,6 +68,7 @@ class ShardAccess:
         fields: The fields that may be asked for; others are not looked for in the indexes.
         columns: The index columns that go into the samples.
         storage_options: Passed to the storage.
+        cache: Where blocks are kept that are read, or None.
     """
 
     def __init__(
@@ -75,11 +78,13 @@ class ShardAccess:
         fields: Sequence[str],
         columns: Sequence[str],
         storage_options: Mapping[str, object] | None,
+        cache: BlockCache | None = None,
     ) -> None:
         self._manifest = manifest
         self._fields = tuple(fields)
         self._columns = tuple(columns)
         self._storage = storage_for(manifest.url, storage_options)
+        self._cache = cache
         self._tables: BoundedCache[BlockTable] = BoundedCache(BLOCK_TABLE_BYTES)
         self._rows: BoundedCache[Rows] = BoundedCache(ROW_BYTES)
         self._frames: BoundedCache[bytes] = BoundedCache(FRAME_BYTES)
@@ -199,18 +204,12 @@ class ShardAccess:
             raise ArgumentError(f"shard {url}: has the blocks 0 to {len(table) - 1:,}, not {number:,}")
         start, stored_size = int(table.stored_offset[number]), int(table.stored_size[number])
         offset, size, expected = int(table.offset[number]), int(table.size[number]), int(table.crc32[number])
-        is_plain = self._manifest.shards[shard].compression == "none"
+        entry = self._manifest.shards[shard]
+        is_plain = entry.compression == "none"
         out = buffers.take(size).data if is_plain and buffers is not None else None
 
-        def read(*, fresh: bool) -> bytes | memoryview:
-            data: bytes | memoryview
-            if out is not None:
-                data = out
-                self._storage.read_into(url, start, data, fresh=fresh)
-            else:
-                data = self._storage.read_range(url, start, stored_size, fresh=fresh)
-            if not is_plain:
-                data = decompress_frame(bytes(data), size, url=url, offset=offset)
+        def checked(stored: bytes | memoryview) -> bytes | memoryview:
+            data = stored if is_plain else decompress_frame(bytes(stored), size, url=url, offset=offset)
             found = crc32(data)
             if found != expected:
                 raise ShardError(
@@ -222,7 +221,27 @@ class ShardAccess:
                 )
             return data
 
-        return read_right(url, read)
+        def read(*, fresh: bool) -> tuple[bytes | memoryview, bytes | memoryview]:
+            stored: bytes | memoryview
+            if out is not None:
+                stored = out
+                self._storage.read_into(url, start, out, fresh=fresh)
+            else:
+                stored = self._storage.read_range(url, start, stored_size, fresh=fresh)
+            return stored, checked(stored)
+
+        if self._cache is None:
+            return read_right(url, read)[1]
+        name = block_name(entry.sha256, entry.compression, start, stored_size)
+        kept = self._cache.get(name, stored_size, out)
+        if kept is not None:
+            try:
+                return checked(kept)
+            except ShardError:
+                self._cache.drop(name)
+        stored, data = read_right(url, read)
+        self._cache.put(name, stored)
+        return data
 
     def rows(self, shard: int, group: int) -> Rows:
         """Return a group of an index's rows: those from ``group * ROW_GROUP_ROWS`` on.
@@ -275,7 +294,7 @@ class ShardAccess:
     def read_sample(self, shard: int, row: int, selection: FieldSelection) -> Sample:
         """Read one sample: the bytes of the fields that are selected, under their own names, and of no others.
 
-        Of a compressed shard its block is read, and kept for samples to come.
+        Of a compressed shard, and where there is a cache, its block is read, and kept for samples to come.
 
         Raises:
             ShardError: A field is damaged, or the shard was cut or replaced.
@@ -304,9 +323,9 @@ class ShardAccess:
         begin = offset - int(table.offset[number])
         if begin < 0 or not 0 <= size <= int(table.size[number]) - begin:
             raise _damaged(self.index(shard).url, f"sample {key!r} is not in its block")
-        is_plain = self._manifest.shards[shard].compression == "none"
-        block = None if is_plain else self._frames.get((shard, number))
-        if not is_plain and block is None:
+        is_read_alone = self._manifest.shards[shard].compression == "none" and self._cache is None
+        block = None if is_read_alone else self._frames.get((shard, number))
+        if not is_read_alone and block is None:
             block = bytes(self._read(shard, number))
             self._frames.put((shard, number), block, len(block))
 

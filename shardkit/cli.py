@@ -1,4 +1,4 @@
-"""The command line: ``shardkit pack``, ``index``, ``verify``, ``ls``, ``cat``, ``stats`` and ``shuffle-report``.
+"""The command line: ``shardkit pack``, ``index``, ``verify``, ``ls``, ``cat``, ``stats``, ``shuffle-report``, ...
 
 Results go to standard output, as JSON with ``--json``; progress and errors to standard error. The exit code is 0, 1 if
 ``verify`` found damage, 2 for an error, 130 after Ctrl-C.
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardkit import cli_cache
 from shardkit.commands import EXIT_DAMAGED, AsJson, command, new_app, print_json, print_lines
 from shardkit.errors import ArgumentError
 from shardkit.output import (
@@ -35,6 +36,7 @@ _WHO_READS = {
 app = new_app(
     "Pack training data into tar shards, and look into them. 'shardkit COMMAND --help' has an example of each."
 )
+app.add_typer(cli_cache.app, name="cache")
 
 
 class Kind(StrEnum):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from shardkit.access import ShardAccess, cannot_read_blocks
 from shardkit.blocks import Block
 from shardkit.buffers import Buffers
+from shardkit.cache import open_cache
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
 from shardkit.filters import Where, select_indices, select_samples
@@ -65,6 +66,11 @@ class ShardDataset:
         columns: Index columns to put into every sample, under their names. Then the rows of indexes are read too.
         allow_any_url: Let the manifest name shards outside its folder, as ``shardkit index --out`` makes them.
         storage_options: Passed to the storage.
+        cache: A folder on a quick disk, or in memory, where blocks that are read are kept, for the next epoch and for
+            all processes of this machine that name it; ``dataset[i]`` then reads whole blocks, too. They are kept
+            in a folder ``shardkit-cache`` in it.
+        cache_bytes: How much the cache may take, in bytes or as text: ``"200GB"``. Blocks that were used longest ago,
+            before this object was made, are deleted for new ones.
 
     Attributes:
         manifest: The dataset's manifest.
@@ -105,6 +111,8 @@ class ShardDataset:
         columns: Sequence[str] | None = None,
         allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
     ) -> None:
         self.selection = FieldSelection.parse(fields)
         self.decoder = parse_decode(decode)
@@ -116,15 +124,16 @@ class ShardDataset:
         self.columns = self._check_columns(columns)
         self._first = _sums([shard.samples for shard in self.manifest.shards])  # sample of each shard
         self._first_block = _sums([shard.blocks for shard in self.manifest.shards])
+        total = sum(shard.tar_size for shard in self.manifest.shards)
+        self.block_bytes = total / max(1, int(self._first_block[-1]))
         self._access = ShardAccess(
             self.manifest,
             fields=[field for field in self.manifest.fields if self.selection.wants(field)],
             columns=self.columns,
             storage_options=storage_options,
+            cache=open_cache(cache, cache_bytes, block_bytes=self.block_bytes),
         )
         self._check_shards()
-        total = sum(shard.tar_size for shard in self.manifest.shards)
-        self.block_bytes = total / max(1, int(self._first_block[-1]))
         self._selected: IntArray | None = None  # numbers in the whole dataset, ascending; None for all
         self._select(None)
         if where is not None:

@@ -3,12 +3,15 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import hide_secrets
 from shardkit.storage import format_bytes
 
 if TYPE_CHECKING:
+    from shardkit.cachedir import CachedBlock
     from shardkit.findings import VerifyReport
     from shardkit.inspection import Footprint, SampleInfo, Sizes, Statistics
     from shardkit.manifest import Manifest
@@ -158,6 +161,34 @@ def format_shuffle_report(report: "ShuffleReport") -> Iterator[str]:
         yield "The dataset was packed shuffled: samples of a shard are no more alike than others, whatever the order."
     for text in report.advice or ("Nothing is to be done.",):
         yield from textwrap.wrap(text, 100, subsequent_indent="  ")
+
+
+def describe_cache(blocks: Sequence["CachedBlock"]) -> list[dict[str, Any]]:
+    """Return what is kept of each shard, for ``cache ls --json``; those first that were used longest ago."""
+    shards: dict[str, dict[str, Any]] = {}
+    for block in sorted(blocks):
+        shard = shards.setdefault(block.shard, {"sha256": block.shard, "blocks": 0, "bytes": 0})
+        shard["blocks"] += 1
+        shard["bytes"] += block.room
+        shard["last_used"] = datetime.fromtimestamp(block.used / 1e9, UTC).isoformat(timespec="seconds")
+    return sorted(shards.values(), key=itemgetter("last_used", "sha256"))
+
+
+def format_blocks(blocks: Sequence["CachedBlock"]) -> str:
+    """Return how many blocks there are in a cache, as text."""
+    shards = len({block.shard for block in blocks})
+    size = format_bytes(sum(block.room for block in blocks))
+    return f"{_count(len(blocks), 'block')} of {_count(shards, 'shard')}, {size}"
+
+
+def format_cache(blocks: Sequence["CachedBlock"]) -> Iterator[str]:
+    """Yield the lines of ``cache ls`` that are about shards."""
+    rows = []
+    for shard in describe_cache(blocks):
+        used = datetime.fromisoformat(shard["last_used"]).astimezone().strftime("%Y-%m-%d %H:%M")
+        rows.append([shard["sha256"], f"{shard['blocks']:,}", format_bytes(shard["bytes"]), used])
+    if rows:
+        yield format_table(["shard", "blocks", "size", "last used"], rows)
 
 
 def _sizes_row(name: str, sizes: "Sizes") -> list[str]:

@@ -71,9 +71,9 @@ LAYERS = [
         "pack",
     ],
     *["ranks", "epochs", "stream"],
-    *["order", "buffers", "blocks", "recent", "access", "filters", "dataset", "sampler"],
+    *["order", "buffers", "blocks", "recent", "cachedir", "cache", "access", "filters", "dataset", "sampler"],
     *["batches", "columnar", "slabs", "rows", "schedule", "threads", "fetch", "engine", "loader"],
-    *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "commands", "cli"],
+    *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "commands", "cli_cache", "cli"],
     "webdataset",
 ]
 
@@ -91,7 +91,20 @@ VOCABULARY = {
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
     # a dataset: which samples, and where they lie
-    *["block", "buffers", "dataset", "indices", "lanes", "memory", "raw", "rng", "samples", "shard"],
+    *[
+        "block",
+        "buffers",
+        "cache",
+        "cache_bytes",
+        "dataset",
+        "indices",
+        "lanes",
+        "memory",
+        "raw",
+        "rng",
+        "samples",
+        "shard",
+    ],
     # an image, and what is made of it
     *["antialias", "crop", "exif", "flip", "image", "nearest", "ratio", "scale", "size"],
     # what a random number is to be
