@@ -31,7 +31,8 @@ from shardkit.threads import Threads
 
 _CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
 _AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
-_AHEAD_ROWS = 512  # ... or as many as have so many rows
+_AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
+_AHEAD_BYTES = 64_000_000  # ... but for at least one, no more than take so much memory
 
 
 RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
@@ -214,7 +215,8 @@ class Engine:
 
     def _give(self) -> None:
         """Give batches whose blocks are there to the workers, so many ahead. The lock is held."""
-        while self._given < min(len(self._queue), self._ahead + 1) and not self._is_closed:
+        ahead = min(self._ahead, max(1, _AHEAD_BYTES // self._make_batch.nbytes))
+        while self._given < min(len(self._queue), ahead + 1) and not self._is_closed:
             batch = self._queue[self._given]
             if not self._fetcher.has(batch.plan):
                 return

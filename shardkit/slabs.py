@@ -144,12 +144,18 @@ class BatchMaker:
         self._collate_fn = collate_fn
         self._buffers = buffers
         self._columns: dict[str, Column] = {}
+        self._rows = 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the last slab that was asked for, about; at least 1."""
+        return max(1, Slab.nbytes(self._columns, self._rows))
 
     def slab(self, rows: int) -> Slab | None:
         """Return the memory for a batch, if something is known of it."""
         import torch
 
-        columns = self._columns
+        columns, self._rows = self._columns, rows
         if not columns or not rows:
             return None
         nbytes = Slab.nbytes(columns, rows)

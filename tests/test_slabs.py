@@ -239,3 +239,16 @@ def test_shared_buffers_are_used_again_and_closed():
     del buffers
     gc.collect()
     assert descriptors() <= before
+
+
+def test_few_large_batches_are_made_ahead(folder):
+    def enlarge(sample):
+        return sample | {"npy": np.full((2, 1_000_000), len(sample["__key__"]), np.uint8)}
+
+    loader = ShardLoader(ShardDataset(folder, fields=["npy"]), 20, transform=enlarge, num_workers=2)
+    for _ in range(2):  # in the first it is not yet known how large they are
+        for _ in loader:
+            pass
+
+    buffers = loader._make_batch._buffers
+    assert len(buffers._users) + sum(map(len, buffers._free.values())) <= 5
