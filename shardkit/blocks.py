@@ -11,7 +11,11 @@ from shardkit.tar import read_members
 
 _MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
 
-_Layout: TypeAlias = list[tuple[str, dict[str, tuple[int, int]]]]
+# For each sample its key, and where the data of each field begins and ends, as one number: Python's garbage collector
+# passes over dicts of numbers, and would take as long as reading for the many tuples of all blocks that are held.
+_Layout: TypeAlias = list[tuple[str, dict[str, int]]]
+_END_BITS = 48
+_END = (1 << _END_BITS) - 1
 """For each sample its key, and where in the block the data of each of its fields begins and ends."""
 
 
@@ -68,16 +72,17 @@ class Block:
     def __len__(self) -> int:
         return self.samples
 
-    def layout(self) -> _Layout:
+    def layout(self) -> list[tuple[str, dict[str, tuple[int, int]]]]:
         """Return for each sample its key, and where in the block the data of each of its fields begins and ends.
 
         Raises as ``sample`` does.
         """
-        return self._layout or self._walk()
+        layout = self._layout or self._walk()
+        return [(key, {field: (at >> _END_BITS, at & _END) for field, at in fields.items()}) for key, fields in layout]
 
     def keys(self) -> list[str]:
         """Return the samples' keys, in order. Raises as ``sample`` does."""
-        return [key for key, _ in self.layout()]
+        return [key for key, _ in self._layout or self._walk()]
 
     def sample(self, row: int, selection: FieldSelection | None = None) -> Sample:
         """Return one sample: ``__key__``, ``__url__``, and its fields as views of the block's bytes.
@@ -93,12 +98,12 @@ class Block:
         Raises:
             ShardError: The block is not what a tar can hold, or has not the samples that its index says.
         """
-        key, fields = self.layout()[row]
+        key, fields = (self._layout or self._walk())[row]
         view = memoryview(self.data)
         sample: Sample = {KEY: key, URL: self.url}
-        for field, (begin, end) in fields.items():
+        for field, at in fields.items():
             if selection is None or selection.wants(field):
-                sample[field] = view[begin:end]
+                sample[field] = view[at >> _END_BITS : at & _END]
         if self._columns:
             sample[COLUMNS] = {name: values[row] for name, values in self._columns.items()}
         return sample
@@ -106,7 +111,7 @@ class Block:
     def _walk(self) -> _Layout:
         """Find the samples. Threads that do so at the same time find the same, and the last one's stays."""
         layout = self._walk_plain() or self._walk_strictly()
-        _, end = next(reversed(layout[-1][1].values())) if layout else (0, 0)
+        end = next(reversed(layout[-1][1].values())) & _END if layout else 0
         end += padding(end)
         if len(layout) != self.samples or end != len(self.data):
             raise ShardError(
@@ -123,7 +128,7 @@ class Block:
         data = self.data
         common_fields = COMMON_FIELDS.unpack_from
         layout: _Layout = []
-        fields: dict[str, tuple[int, int]] = {}
+        fields: dict[str, int] = {}
         current = None
         known: dict[str, str] = {}  # fields by what follows the key: the same for most samples
         at, last_header = 0, len(data) - BLOCK_BYTES
@@ -162,7 +167,7 @@ class Block:
                 layout.append((key, fields))
             elif field in fields:
                 return None
-            fields[field] = (begin, end)
+            fields[field] = begin << _END_BITS | end
             at = end + -end % BLOCK_BYTES
         return layout if at == len(data) else None
 
@@ -171,7 +176,7 @@ class Block:
         stream = _BlockStream(self.data, f"{self.url}, block {self.number:,} at byte {self.offset:,}")
         try:
             return [
-                (key, {field: (m.data_offset, m.data_offset + m.size) for field, m in sample.items()})
+                (key, {f: m.data_offset << _END_BITS | m.data_offset + m.size for f, m in sample.items()})
                 for key, sample in group_members(read_members(stream, wanted=lambda _: False), stream.url)
             ]
         except ShardError as error:
