@@ -23,6 +23,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     calls         what S3 is asked to do, tried again
     uploads       local files -> objects of S3, whole
     s3            objects of S3 servers
+    generic       files wherever fsspec reaches
     schemes       a URL -> its storage
     progress      how far long work is
 

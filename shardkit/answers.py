@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 """What S3 calls it when credentials were right once."""
 
-_FORBIDDEN = frozenset({401, 403, 407})
+AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+MISSING = frozenset({404, 410})
+FORBIDDEN = frozenset({401, 403, 407})
+"""What answers mean by their numbers: that it may go better soon; that there is nothing; that it is not allowed."""
+
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -85,7 +89,7 @@ class Refusal:
     @property
     def is_forbidden(self) -> bool:
         """Whether who asks has not the right, or has it no more."""
-        return self.status in _FORBIDDEN or self.code in EXPIRED
+        return self.status in FORBIDDEN or self.code in EXPIRED
 
     def __str__(self) -> str:
         said = f"{self.code}: {self.text}" if self.text else self.code

@@ -3,13 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardkit.answers import EXPIRED, asked_pause
+from shardkit.answers import AGAIN, EXPIRED, FORBIDDEN, asked_pause
 from shardkit.attempts import Attempts
 from shardkit.credentials import S3Options, advise, no_credentials, session_for
 from shardkit.errors import AccessError, ArgumentError, MissingFileError, StorageError, hide_secrets
-
-AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""What servers answer that may answer otherwise soon."""
 
 AGAIN_CODES = frozenset(
     {
@@ -18,8 +15,6 @@ AGAIN_CODES = frozenset(
     }
 )
 """What S3 calls it when the next try may go better, whatever the status is."""
-
-_FORBIDDEN = frozenset({401, 403})
 
 
 class RefusedError(Exception):
@@ -39,7 +34,7 @@ class RefusedError(Exception):
         """Return the error for the user."""
         if self.status == 404:
             return MissingFileError(f"{url}: does not exist ({self}); correct the URL", url=url)
-        if self.status in _FORBIDDEN or self.code in EXPIRED:
+        if self.status in FORBIDDEN or self.code in EXPIRED:
             return AccessError(f"{url}: {doing}: access is refused ({self}); {advise(self.code)}", url=url)
         return StorageError(
             f"{url}: {doing}: the server answers {self.status} ({self}); correct the URL or the server", url=url

@@ -39,7 +39,7 @@ from os import PathLike, fspath
 from typing import SupportsIndex
 
 _USER = re.compile(r"(?<=://)([^\s/?#@]*)@")
-_QUERY = re.compile(r"(https?://[^\s?#]*)\?[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))", re.IGNORECASE)
+_QUERY = re.compile(r"(https?://[^\s?#]*)\?(?!\.\.\.)[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))", re.IGNORECASE)
 
 
 def hide_secrets(text: str) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardkit.errors import ArgumentError, TruncatedShardError
-from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, is_remote, taken
+from shardkit.errors import ArgumentError
+from shardkit.storage import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, ended, is_remote, taken
 
 
 class LocalStream:
@@ -66,7 +66,7 @@ class LocalStorage:
             while len(data) < size:  # one pread returns at most 2 GiB
                 piece = os.pread(descriptor, size - len(data), start + len(data))
                 if not piece:
-                    raise _truncated(url, start, size, len(data))
+                    raise ended(url, start, len(data), size)
                 data += piece
             return data
 
@@ -77,7 +77,7 @@ class LocalStorage:
             while done < len(out):
                 count = os.preadv(descriptor, [out[done:]], start + done)
                 if not count:
-                    raise _truncated(url, start, len(out), done)
+                    raise ended(url, start, done, len(out))
                 done += count
 
     def open(self, url: str, start: int = 0, *, fresh: bool = False) -> ByteStream:  # noqa: ARG002
@@ -195,15 +195,6 @@ def _opened(url: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _truncated(url: str, start: int, size: int, found: int) -> TruncatedShardError:
-    return TruncatedShardError(
-        f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
-        "so fetch or write it again",
-        url=url,
-        offset=start + found,
-    )
 
 
 def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:

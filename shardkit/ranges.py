@@ -13,18 +13,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from shardkit.answers import Refusal, Version, asked_pause, read_extent, read_refusal, read_version
+from shardkit.answers import AGAIN, MISSING, Refusal, Version, asked_pause, read_extent, read_refusal, read_version
 from shardkit.attempts import Attempts
 from shardkit.errors import (
     AccessError,
     ChangedFileError,
     MissingFileError,
     StorageError,
-    TruncatedShardError,
     hide_secrets,
 )
 from shardkit.network import Network, describe_failure, send_get
-from shardkit.storage import FileInfo
+from shardkit.storage import FileInfo, ended
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -35,9 +34,7 @@ _READ_OVER = 1 << 21  # bytes, rather than ask anew: what a connection brings in
 _MAX_WRONG_ANSWERS = 2  # in a read, before it is given up
 _MAX_VERSIONS = 1 << 16  # are remembered
 
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"})
-_MISSING = frozenset({404, 410})
 
 
 class Signer(Protocol):
@@ -365,29 +362,19 @@ class RangeStream:
     def _handle(self, refusal: Refusal, attempts: Attempts) -> str:
         """Wait until another try makes sense, or raise."""
         url, status = self.url, refusal.status
-        if status in _AGAIN or refusal.code in _AGAIN_CODES:
+        if status in AGAIN or refusal.code in _AGAIN_CODES:
             attempts.fail(self._doing, str(refusal), pause=asked_pause(refusal.headers.get("retry-after")))
             return ""
         if attempts.renewals < 2 and self._ranges.signer.renew(url, refusal):
             attempts.renewals += 1
             return ""
-        if status in _MISSING:
+        if status in MISSING:
             raise MissingFileError(f"{url}: does not exist ({refusal}); correct the URL", url=url)
         if refusal.is_forbidden:
             raise AccessError(f"{url}: access is refused: {refusal}; {self._ranges.signer.advise(refusal)}", url=url)
         if status == 412:
             raise changed(url, "the server has another version")
         raise StorageError(f"{url}: cannot be read: {refusal}; correct the URL, or repair the server", url=url)
-
-
-def ended(url: str, start: int, found: int, size: int) -> TruncatedShardError:
-    """Return the error for a file that ends before what is read of it."""
-    return TruncatedShardError(
-        f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
-        "so fetch or write it again",
-        url=url,
-        offset=start + found,
-    )
 
 
 def changed(url: str, difference: str) -> ChangedFileError:

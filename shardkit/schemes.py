@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 from shardkit.errors import ArgumentError
+from shardkit.generic import GenericStorage, has_filesystem
 from shardkit.local import LocalStorage
 from shardkit.s3 import S3Storage
 from shardkit.storage import ByteStream, FileInfo, Storage
@@ -46,8 +47,10 @@ class SchemeStorage:
             return WebStorage(self._options)
         if scheme == "s3":
             return S3Storage(self._options)
+        if has_filesystem(url):
+            return GenericStorage(self._options)
         raise ArgumentError(
-            f"{url}: shardkit does not read or write {scheme}: URLs; copy the files to a local path. "
+            f"{url}: shardkit does not read or write {scheme}: URLs, nor does fsspec; copy the files to a local path. "
             f"(If this is a file name, write it as ./{url})"
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
-from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, ShardError
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, ShardError, TruncatedShardError
 
 T = TypeVar("T")
 
@@ -249,6 +249,16 @@ def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, 
         raise ArgumentError(
             f"storage_options: {', '.join(unknown)} is none of those for {scheme}: {', '.join(known)}; correct it"
         )
+
+
+def ended(url: str, start: int, found: int, size: int) -> TruncatedShardError:
+    """Return the error for a file that ends before what is read of it."""
+    return TruncatedShardError(
+        f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
+        "so fetch or write it again",
+        url=url,
+        offset=start + found,
+    )
 
 
 def taken(url: str) -> DatasetExistsError:

@@ -31,6 +31,7 @@ LAYERS = [
         "calls",
         "uploads",
         "s3",
+        "generic",
         "schemes",
     ],
     "progress",

@@ -210,9 +210,11 @@ def test_local_urls_are_paths(tmp_path):
         local_path("file://server/a")
 
 
-@pytest.mark.parametrize("url", ["gs://b/x", "hdfs:/x", "pipe:cat x"])
+@pytest.mark.parametrize("url", ["odd://b/x", "hdfs:/x", "pipe:cat x"])
 def test_what_cannot_be_reached_is_refused_with_what_to_do(url):
-    with pytest.raises(ArgumentError, match=r"does not read or write \w+: URLs; copy the files to a local path"):
+    with pytest.raises(
+        ArgumentError, match=r"does not read or write \w+: URLs, nor does fsspec; copy the files to a local path"
+    ):
         storage_for(url)
 
 
