@@ -338,7 +338,7 @@ def test_what_is_not_there_is_one_line_of_error(command, tmp_path):
         invoke("pack", tmp_path / "nothing", tmp_path / "a"), "does not exist; name a folder of"
     )
     assert_is_one_line_of_error(invoke(command, tmp_path / "nothing"), "does not exist")
-    assert_is_one_line_of_error(invoke(command, "gs://bucket/x"), "does not read or write gs: URLs")
+    assert_is_one_line_of_error(invoke(command, "odd://bucket/x"), "does not read or write odd: URLs")
 
 
 @pytest.mark.parametrize("arguments", [["verify"], ["stats"], ["ls", "--shards"]])
