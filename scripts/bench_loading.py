@@ -6,6 +6,12 @@ bytes and labels are handed over. small: texts of 300 bytes and labels. npy: arr
 process of its own, with two threads or two processes, and they take turns; a ratio is of one round. The ceiling is the
 same work in bare threads, on bytes in memory. Other loaders are installed into environments in the folder --work, where
 they are not installed already.
+
+--classic: how much faster than a loop over loose files the loader is, with 1 to 8 threads or processes, batches of 10
+to 1000, and four pipelines of albumentations from light to heavy. Starting is part of the time, and what comes out is
+compared to the last bit.
+
+Either takes less than 15 minutes on a machine with two processors that does nothing else.
 """
 
 import argparse
@@ -13,17 +19,22 @@ import importlib.util
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from loading.classic import BATCH_SIZES as CLASSIC_BATCH_SIZES
+from loading.classic import WORKERS, measure_classic, summarise_classic
 from loading.environments import PACKAGES, UnavailableError, python_of
 from loading.inputs import make_inputs
-from loading.job import BATCH_SIZES, Job
+from loading.job import BATCH_SIZES, PIPELINES, Job
 from loading.peers import OWN, PEERS, Peer
-from loading.rounds import measure_rounds, summarise
+from loading.rounds import child_environment, measure_rounds, summarise
+from loading.tables import classic_tables, task_table
 
+_INPUT, _CLASSIC_INPUT = (4000, 200_000), (1500, 100)  # images, and small samples, of which --classic needs none
 _WORK = Path(tempfile.gettempdir(), "shardkit-bench-loading")
 
 
@@ -52,43 +63,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def print_table(task: str, rows: dict[str, dict[str, Any]]) -> None:
-    """Print a task's loaders as Markdown."""
-    print(f"\n| {task} | samples/s | of the ceiling | shardkit is | CPU s per 1 000 | memory | first batch |")
-    print("|---|---|---|---|---|---|---|")
-    for name, row in rows.items():
-        if "error" in row:
-            print(f"| {name} | not measured: {row['error']} | | | | | |")
-            continue
-        ceiling = f"{row['of_ceiling']:.0%}" if "of_ceiling" in row else ""
-        times = f"{1 / row['of_shardkit']:.2f} x" if "of_shardkit" in row and name != OWN else ""
-        print(
-            f"| {name} | {row['samples_per_second']:,.0f} | {ceiling} | {times} | {row['cpu_seconds_per_1000']:.3g} "
-            f"| {row['memory_bytes'] / 1e6:,.0f} MB | {row['first_batch_seconds']:.2f} s |"
-        )
+def measure_gil(folder: Path, seconds: float) -> dict[str, float]:
+    """Return for how long shardkit holds the GIL, as ``loading/gil.py`` says."""
+    program = Path(__file__).with_name("loading") / "gil.py"
+    command = [sys.executable, str(program), str(folder), str(seconds)]
+    done = subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=_WORK, help=f"for input and environments; by default {_WORK}")
-    parser.add_argument("--tasks", nargs="+", choices=BATCH_SIZES, default=list(BATCH_SIZES))
-    parser.add_argument("--only", nargs="+", help="loaders whose name contains one of these")
-    parser.add_argument("--images", type=int, default=4000)
-    parser.add_argument("--smalls", type=int, default=200_000, help="samples of small and npy")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2, help="that each run takes, in whole passes")
-    parser.add_argument("--limit", type=float, default=6, help="seconds after which a slow loader's pass is left")
-    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more of a processor")
-    parser.add_argument("--no-install", action="store_true", help="measure only what is installed")
-    parser.add_argument("--json", type=Path, help="write everything into a file")
-    arguments = parser.parse_args()
-    work, install = arguments.work.resolve(), not arguments.no_install
-    python = python_of("input", work) if install else sys.executable
-    folder = make_inputs(work, arguments.images, arguments.smalls, python)
-    state = machine()
-    print(", ".join(f"{name} {value}" for name, value in state.items()))
-    results = {}
+def compare_loaders(arguments: argparse.Namespace, folder: Path, title: str) -> dict[str, Any]:
+    """Measure shardkit and the others at all tasks, and print tables."""
+    results: dict[str, dict[str, Any]] = {}
     for task in arguments.tasks:
         peers = [peer for peer in PEERS if task in peer.tasks]
         if arguments.only:
@@ -100,16 +86,81 @@ def main() -> None:
 
         runs = measure_rounds(
             peers,
-            lambda peer: find_python(peer.package, work, install=install),
+            lambda peer: find_python(peer.package, arguments.work, install=not arguments.no_install),
             make_job,
             rounds=arguments.rounds,
             quiet=arguments.quiet,
         )
         rows = summarise(runs)
-        print_table(task, rows)
+        print(f"\n{task_table(task, rows)}", flush=True)
         results[task] = {"loaders": rows, "runs": runs}
+        if task == "image" and OWN in rows:
+            results[task]["gil"] = gil = measure_gil(folder, arguments.seconds)
+            print(f"\nshardkit holds the GIL for {gil['with_gil_us']:.0f} us a sample at most")
+    if arguments.plot:
+        from loading.plots import plot_tasks
+
+        plot_tasks({task: result["loaders"] for task, result in results.items()}, arguments.plot, title)
+    return {"tasks": results}
+
+
+def compare_ways(arguments: argparse.Namespace, folder: Path, title: str) -> dict[str, Any]:
+    """Measure the classic experiment, and print tables."""
+    runs = measure_classic(
+        find_python("albumentations", arguments.work, install=not arguments.no_install),
+        folder,
+        arguments.pipelines,
+        arguments.workers,
+        arguments.batch_sizes,
+        rounds=arguments.rounds,
+        quiet=arguments.quiet,
+    )
+    rows = summarise_classic(runs)
+    print(f"\n{classic_tables(rows)}")
+    if arguments.plot:
+        from loading.plots import plot_classic
+
+        plot_classic(rows, arguments.plot, title)
+    listed = {
+        pipeline: [vars(way) | {"rounds": results} for way, results in ways.items()] for pipeline, ways in runs.items()
+    }
+    return {"classic": rows, "runs": listed}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=_WORK, help=f"for input and environments; by default {_WORK}")
+    parser.add_argument("--images", type=int, help="by default 4000; 1500 with --classic")
+    parser.add_argument("--smalls", type=int, help="samples of small and npy; by default 200000; 100 with --classic")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more of a processor")
+    parser.add_argument("--no-install", action="store_true", help="measure only what is installed")
+    parser.add_argument("--json", type=Path, help="write everything into a file")
+    parser.add_argument("--plot", type=Path, help="draw a picture, .png or .svg, if matplotlib is installed")
+    tasks = parser.add_argument_group("loaders")
+    tasks.add_argument("--tasks", nargs="+", choices=BATCH_SIZES, default=list(BATCH_SIZES))
+    tasks.add_argument("--only", nargs="+", help="loaders whose name contains one of these")
+    tasks.add_argument("--seconds", type=float, default=1.5, help="that each run takes, in whole passes")
+    tasks.add_argument("--limit", type=float, default=4, help="seconds after which a slow loader's pass is left")
+    classic = parser.add_argument_group("the classic experiment")
+    classic.add_argument("--classic", action="store_true")
+    classic.add_argument("--pipelines", nargs="+", choices=PIPELINES, default=list(PIPELINES))
+    classic.add_argument("--workers", nargs="+", type=int, default=WORKERS)
+    classic.add_argument("--batch-sizes", nargs="+", type=int, default=CLASSIC_BATCH_SIZES)
+    arguments = parser.parse_args()
+    if arguments.plot and not importlib.util.find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib; install it with: pip install 'shardkit[plot]'")
+    arguments.work = arguments.work.resolve()
+    python = sys.executable if arguments.no_install else python_of("input", arguments.work)
+    images, smalls = _CLASSIC_INPUT if arguments.classic else _INPUT
+    folder = make_inputs(arguments.work, arguments.images or images, arguments.smalls or smalls, python)
+    state = machine()
+    print(", ".join(f"{name} {value}" for name, value in state.items()), flush=True)
+    title = f"{state['processor']}, {state['processors']} processors, Python {state['python']}"
+    results = (compare_ways if arguments.classic else compare_loaders)(arguments, folder, title)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": state, "tasks": results}, indent=1))
+        arguments.json.write_text(json.dumps({"machine": state, **results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -23,11 +23,16 @@ _CHUNK = 16  # rows of an image batch at a time
 def open_passes(job: Job) -> Passes:
     """Return what runs the threads once over everything."""
     work = {"image": _Images, "raw": _Bytes, "small": _Bytes, "npy": _Arrays}[job.task](job)
-    return lambda: _run(work, job.workers)
+    return lambda: run_threads(work, job.workers)
 
 
-def _run(work: Any, workers: int) -> Iterator[Batch]:
-    """Let threads take one piece of the work after the other, and yield what they make."""
+def run_threads(work: Any, workers: int) -> Iterator[Any]:
+    """Let threads take one of the work's ``pieces`` after the other, and yield what they make of them, as it comes.
+
+    Args:
+        work: Has ``pieces``; ``state()``, which makes what a thread keeps; and ``make(piece, state)``.
+        workers: How many threads.
+    """
     made: SimpleQueue[Any] = SimpleQueue()
     pieces = iter(range(len(work.pieces)))
     lock = threading.Lock()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from loading.job import ARRAY, SIZE, Batch, Job
+from loading.job import ARRAY, SIZE, Batch, Job, Passes
 
 _FORMS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "image": [("uint8", (SIZE, SIZE, 3)), ("uint8", (3, SIZE, SIZE))],
@@ -43,24 +43,29 @@ def measure(job: Job) -> dict[str, Any]:
     for batch, elapsed in _timed(make(), started, job.limit):
         first = first or elapsed
         check.add(batch)
-    checked = check.result(was_left=elapsed > job.limit)
-    taken, count, cpu, machine = time.perf_counter(), 0, tree_cpu_seconds(), machine_cpu_seconds()
-    elapsed = 0.0  # so that there is a pass, however long the figures before took
-    while elapsed < job.seconds:
-        for (values, _), _ in _timed(make(), taken, elapsed + job.limit):
-            count += len(values)
-        elapsed = time.perf_counter() - taken
-    seconds, cpu = time.perf_counter() - taken, tree_cpu_seconds() - cpu
-    others = machine_cpu_seconds() - machine - cpu
-    return {
-        "samples_per_second": count / seconds,
-        "cpu_seconds_per_1000": 1000 * cpu / count,
+    result = {
         "first_batch_seconds": first,
         "import_seconds": started - before_import,
         "memory_before_bytes": memory_before,
-        "checked": checked,
-        "others": max(0.0, others) / seconds,
+        "checked": check.result(was_left=elapsed > job.limit),
         "versions": {name: _version(name) for name in getattr(module, "PACKAGES", ())},
+    }
+    return result if job.only_first else result | _rates(make, job)
+
+
+def _rates(make: Passes, job: Job) -> dict[str, float]:
+    cpu, machine = tree_cpu_seconds(), machine_cpu_seconds()
+    started = time.perf_counter()
+    count, seconds = 0, 0.0
+    while not count or seconds < job.seconds:
+        for (values, _), _ in _timed(make(), started, seconds + job.limit):
+            count += len(values)
+        seconds = time.perf_counter() - started
+    cpu, machine = tree_cpu_seconds() - cpu, machine_cpu_seconds() - machine
+    return {
+        "samples_per_second": count / seconds,
+        "cpu_seconds_per_1000": 1000 * cpu / count,
+        "others": max(0.0, machine - cpu) / seconds,
     }
 
 

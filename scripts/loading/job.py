@@ -1,4 +1,4 @@
-"""What one process measures: a loader, a task, and for how long."""
+"""What one process measures: a loader, a task, and for how long; or several ways of loading, one after the other."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +15,8 @@ ARRAY = 256
 """How many float32 an array of the task npy has: 1 KB."""
 BATCH_SIZES = {"image": 64, "raw": 64, "small": 256, "npy": 256}
 """The tasks, and how many samples a batch has."""
+PIPELINES = ("crop", "resize", "colour", "noise")
+"""The pipelines of albumentations, from light to heavy."""
 
 Batch: TypeAlias = tuple[Any, Any]
 """Values and labels. Of image a uint8 array, of raw and small two lists of bytes, of npy a float32 array and None."""
@@ -34,6 +36,7 @@ class Job:
         options: What else the loader is to do, as its module says.
         seconds: How long to measure, in whole passes.
         limit: After how many seconds a pass is left, if the loader is that slow.
+        only_first: Leave it at the first pass, of which come no rates.
     """
 
     task: str
@@ -43,6 +46,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     seconds: float = 2.0
     limit: float = 6.0
+    only_first: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -67,6 +71,50 @@ class Job:
     def to_json(self) -> str:
         """Return it as text."""
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How samples are loaded.
+
+    Attributes:
+        kind: ``"sequential"``, ``"bare"``, ``"thread"`` or ``"process"``.
+        workers: How many threads or processes; 1 for the loop.
+        batch_size: How many samples a batch has.
+    """
+
+    kind: str
+    workers: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What one process measures.
+
+    Attributes:
+        folder: The input, as ``inputs`` made it.
+        pipeline: One of ``PIPELINES``.
+        ways: What is measured, one after the other.
+        quiet: A way is measured again if other processes took more of a processor than this ...
+        repeats: ... but no more often than that; then the quietest time counts.
+    """
+
+    folder: str
+    pipeline: str
+    ways: tuple[Way, ...]
+    quiet: float
+    repeats: int
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Errand":
+        """Return what ``to_json`` made a text of."""
+        values = json.loads(text)
+        return cls(**values | {"ways": tuple(Way(**way) for way in values["ways"])})
 
 
 def batched(samples: Iterable[T], size: int) -> Iterator[list[T]]:

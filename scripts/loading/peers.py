@@ -34,10 +34,10 @@ _SMALLER = ("raw", "small", "npy")
 PEERS = (
     Peer(CEILING, "bare", ("image", *_SMALLER)),
     Peer(OWN, "with_shardkit", ("image", *_SMALLER)),
+    Peer("shardkit, memory=64MB", "with_shardkit", ("image", "raw"), options={"memory": "64MB"}),
     Peer("shardkit stream, DataLoader", "with_shardkit", ("image",), options={"stream": True}),
     Peer("webdataset, DataLoader", "with_webdataset", ("image",), options=_PILLOW, package="webdataset"),
     Peer("webdataset, DataLoader, our kernels", "with_webdataset", ("image",), package="webdataset"),
-    Peer("webdataset, in process", "with_webdataset", ("image",), 0, options=_PILLOW, package="webdataset"),
     Peer("webdataset, in process", "with_webdataset", _SMALLER, 0, package="webdataset"),
     Peer("webdataset, DataLoader", "with_webdataset", _SMALLER, package="webdataset"),
     Peer("files, DataLoader", "with_files", ("image",), options=_PILLOW),

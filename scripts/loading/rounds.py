@@ -5,14 +5,15 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loading.child import anonymous_bytes, processes_below
 from loading.job import Job
+from loading.notes import note
 from loading.peers import CEILING, OWN, Peer
 
 Runs = dict[str, list[dict[str, Any]]]
@@ -20,7 +21,8 @@ Runs = dict[str, list[dict[str, Any]]]
 
 _CHILD = Path(__file__).with_name("child.py")
 _TIMEOUT = 300
-_ATTEMPTS = 5
+REPEATS = 2
+"""How often a run is repeated at most because other processes took a processor's time."""
 
 
 def measure_rounds(
@@ -33,14 +35,14 @@ def measure_rounds(
 ) -> Runs:
     """Measure loaders in turns, so that what the machine does besides concerns all of them.
 
-    Before the rounds each runs once for its memory, which is looked at often; that run's rates are not kept.
+    Before the rounds each has a first pass alone, in which its memory is looked at often.
 
     Args:
         peers: The loaders.
         python_of: Returns the Python that a loader needs; raises where there is none.
         make_job: Returns what its process is to do.
         rounds: How many.
-        quiet: A run is repeated if other processes took more of a processor than this; at most five times.
+        quiet: A run is repeated if other processes took more of a processor than this; at most ``REPEATS`` times.
     """
     runs: Runs = {}
     for turn in range(rounds + 1):
@@ -50,38 +52,40 @@ def measure_rounds(
             if known and "error" in known[0]:
                 continue
             try:
-                result = _quiet_run(python_of(peer), make_job(peer), quiet, watch=not turn)
+                python, job = python_of(peer), make_job(peer)
+                result = _quiet_run(python, job, quiet) if turn else run_child(python, job, watch=True)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a peer, the table says so
                 runs[peer.name] = [{"error": str(error)}]
+                note(f"{peer.name}: {error}")
                 continue
             known.append(result)
-            shown = f"{result['samples_per_second']:,.0f} samples/s, others {result['others']:.0%}"
-            print(f"   round {turn} {peer.name}: {shown}", file=sys.stderr)
+            if turn:
+                shown = f"{result['samples_per_second']:,.0f} samples/s, others {result['others']:.0%}"
+            else:
+                shown = f"{result['memory_bytes'] / 1e6:,.0f} MB"
+            note(f"{job.task}, round {turn} of {rounds}, {peer.name}: {shown}")
     return runs
 
 
-def _quiet_run(python: str, job: Job, quiet: float, *, watch: bool) -> dict[str, Any]:
+def _quiet_run(python: str, job: Job, quiet: float) -> dict[str, Any]:
     best: dict[str, Any] = {}
-    for _ in range(_ATTEMPTS):
-        result = run_child(python, job, watch=watch)
-        if not best or result["others"] < best["others"]:
-            best = result
-        if watch or result["others"] <= quiet:
+    for _ in range(1 + REPEATS):
+        result = run_child(python, job)
+        best = min(best or result, result, key=lambda one: one["others"])
+        if best["others"] <= quiet:
             break
     return best
 
 
-def run_child(python: str, job: Job, *, watch: bool) -> dict[str, Any]:
-    """Return what a process says of a job; with ``watch`` also the most memory that it and its workers had.
+def run_child(python: str, job: Job, *, watch: bool = False) -> dict[str, Any]:
+    """Return what a process says of a job; with ``watch``, of its first pass, and the most memory that it then had.
 
     Raises:
         RuntimeError: It failed; the message has the last line that it printed.
         subprocess.TimeoutExpired: It did not end.
     """
-    paths = [str(_CHILD.parents[1]), os.environ.get("PYTHONPATH", "")]
-    caches = {"HF_HOME": str(Path(job.folder).parent / "huggingface")}
-    environment = os.environ | caches | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [python, "-W", "ignore", str(_CHILD), job.to_json()]
+    environment = child_environment() | {"HF_HOME": str(Path(job.folder).parent / "huggingface")}
+    command = [python, "-W", "ignore", str(_CHILD), replace(job, only_first=watch).to_json()]
     largest = 0
     with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) as process:
         started = time.monotonic()
@@ -102,6 +106,12 @@ def run_child(python: str, job: Job, *, watch: bool) -> dict[str, Any]:
     return result | ({"memory_bytes": largest} if watch else {})
 
 
+def child_environment() -> dict[str, str]:
+    """Return the environment of a process that finds this package."""
+    paths = [str(_CHILD.parents[1]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Return for each loader its medians, and the medians of its ratios to the ceiling and to shardkit, by rounds."""
     rows: dict[str, dict[str, Any]] = {}
@@ -109,23 +119,25 @@ def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict
         if "error" in results[0]:
             rows[name] = {"error": results[0]["error"]}
             continue
-        measured = results[1:] or results
+        check, *measured = results
         row = {
             what: statistics.median(result[what] for result in measured)
             for what in ("samples_per_second", "cpu_seconds_per_1000", "first_batch_seconds")
         }
-        row |= {"memory_bytes": results[0]["memory_bytes"], "checked": results[0]["checked"]}
+        row["memory_bytes"] = check["memory_bytes"]
+        row["memory_beyond_imports_bytes"] = check["memory_bytes"] - check["memory_before_bytes"]
+        row["checked"] = check["checked"]
         row["others"] = max(result["others"] for result in measured)
         for what, against in (("of_ceiling", CEILING), ("of_shardkit", OWN)):
-            row |= _ratio(what, measured, runs.get(against, ()))
+            row |= _ratio(what, measured, runs.get(against, ())[1:])
         rows[name] = row
     return rows
 
 
 def _ratio(what: str, runs: Sequence[Any], others: Sequence[Any]) -> dict[str, float]:
     """Return the median of the ratios of rounds, and the least and the largest."""
-    if not others or "error" in others[0]:
+    if not others:
         return {}
-    pairs = zip(runs, others[1:] or others, strict=True)
+    pairs = zip(runs, others, strict=True)
     ratios = [run["samples_per_second"] / other["samples_per_second"] for run, other in pairs]
     return {what: statistics.median(ratios), f"{what}_least": min(ratios), f"{what}_most": max(ratios)}

@@ -1,4 +1,7 @@
-"""shardkit: its loader with threads, or with the option ``stream`` its stream in a DataLoader with processes."""
+"""shardkit: its loader with threads, or with the option ``stream`` its stream in a DataLoader with processes.
+
+With the option ``memory`` the loader may hold so much, and mixes fewer blocks together, as then it has to.
+"""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -6,10 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from loading import kernels
-from loading.job import Batch, Job, Passes
-from shardkit import ShardDataset, ShardLoader, ShardStream
-from shardkit.rng import Rng
+from loading.job import SIZE, Batch, Job, Passes
+from shardkit import RandomResizedCrop, ShardDataset, ShardLoader, ShardStream
 
 _FIELDS = {
     "image": {"value": "jpg", "label": "cls"},
@@ -17,15 +18,12 @@ _FIELDS = {
     "small": {"value": "txt", "label": "cls"},
     "npy": {"value": "npy"},
 }
-
-
-def _crop(image: Any, rng: Rng) -> Any:
-    return kernels.crop(image, rng)
+_FEW_LANES = 15
 
 
 def open_passes(job: Job) -> Passes:
     """Return what iterates over the loader once."""
-    transform = {"value": _crop} if job.task == "image" else None
+    transform = {"value": RandomResizedCrop(SIZE)} if job.task == "image" else None
     decode = job.task in ("image", "npy")
     loader: Iterable[Any]
     if job.options.get("stream"):
@@ -37,7 +35,8 @@ def open_passes(job: Job) -> Passes:
         )
     else:
         dataset = ShardDataset(job.dataset, fields=_FIELDS[job.task], decode=decode)
-        loader = ShardLoader(dataset, job.batch_size, transform=transform, num_workers=job.workers)
+        memory = {"memory": job.options["memory"], "lanes": _FEW_LANES} if "memory" in job.options else {}
+        loader = ShardLoader(dataset, job.batch_size, transform=transform, num_workers=job.workers, **memory)
     return partial(_batches, loader)
 
 
