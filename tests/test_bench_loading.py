@@ -157,6 +157,7 @@ def test_a_speed_up_is_the_median_of_those_of_single_rounds():
         Way("thread", 1, 100): results_of([4.0], [4.0], [40.0]),
         Way("thread", 2, 100): results_of([2.0], [5.0], [5.0]),
         Way("process", 2, 100): results_of([8.0, 2.0], [8.0, 2.0], [8.0, 2.0]),
+        Way("process", 4, 100): results_of([8.0, 1.0], [8.0, 1.0], [8.0, 1.0]),
     }
     row = classic.summarise_classic({"crop": runs})["crop"]
 
@@ -170,7 +171,9 @@ def test_a_speed_up_is_the_median_of_those_of_single_rounds():
     assert row["workers"]["processes, next epoch"][2]["median"] == 4
     assert row["targets"]["threads"]["1 worker / the loop"]["median"] == 2
     assert row["targets"]["threads"]["2 workers / 2 bare threads"]["median"] == 1
-    assert list(row["targets"]["processes"]) == ["2 workers / 2 bare threads"]
+    assert row["targets"]["processes"]["4 workers / 2 workers"]["median"] == 1
+    assert row["targets"]["processes, next epoch"]["4 workers / 2 workers"]["median"] == 2
+    assert "8 workers / 2 workers" not in row["targets"]["processes"]
 
 
 def test_a_target_that_is_missed_is_in_bold():
