@@ -122,7 +122,7 @@ class BlockCache:
                 usage.add(room)  # first: who is killed is to have counted too much, and not too little
                 try:
                     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                except OSError:
+                except BaseException:
                     usage.add(-room)
                     raise
                 stack.callback(os.close, descriptor)

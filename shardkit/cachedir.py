@@ -9,7 +9,7 @@
       .shardkit-0123456789abcdef    a block that is being written; locked by who writes it
 
 A process may be killed at any moment: the system lets go of its locks, and what it has counted is at least what it
-leaves behind. Nothing is synced, as nothing here is believed.
+leaves behind. Blocks are not synced, as they are not believed.
 """
 
 import fcntl
@@ -138,6 +138,7 @@ class CacheFolder:
                 usage = Usage(descriptor, text)
                 if not usage.is_known:
                     self.count(usage)
+                    os.fsync(descriptor)  # blocks without it would not be known as ours after a power cut
                 yield usage
             finally:
                 os.close(descriptor)

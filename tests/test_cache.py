@@ -546,6 +546,49 @@ def test_two_that_fetch_the_same_block_keep_it_once(tmp_path, monkeypatch):
         assert usage.held == 5 * PAGE
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("name", ["open", "ftruncate", "write", "utime"])
+def test_what_goes_wrong_while_a_block_is_kept_leaves_nothing_of_it_and_drives_nothing_out(
+    tmp_path, monkeypatch, name, error
+):
+    use(BlockCache(str(tmp_path), 10 * PAGE), 4)
+    blocks, right = BlockCache(str(tmp_path), 10 * PAGE), getattr(os, name)
+
+    def fail(what, *args, **options):
+        if name == "open" and not args[0] & os.O_CREAT:
+            return right(what, *args, **options)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        if isinstance(error, OSError):
+            blocks.put(name_of(3), content_of(3))
+        else:
+            with pytest.raises(type(error)):
+                blocks.put(name_of(3), content_of(3))
+    assert numbers_in(tmp_path) == {4}
+    assert list((tmp_path / FOLDER).glob(".*")) == []
+    with CacheFolder(str(tmp_path)).locked() as usage:
+        assert usage.held == 5 * PAGE
+
+
+def test_a_block_that_is_there_already_drives_nothing_out(tmp_path):
+    for i in (4, 9):
+        use(BlockCache(str(tmp_path), 10 * PAGE), i)
+    BlockCache(str(tmp_path), 10 * PAGE).put(name_of(9), content_of(9))
+
+    assert numbers_in(tmp_path) == {4, 9}
+
+
+def test_a_cache_is_known_as_ours_also_after_a_power_cut(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_size), sync(descriptor)))
+    blocks = BlockCache(str(tmp_path), 10 * PAGE)
+    use(blocks, 4)
+
+    assert synced == [(tmp_path / FOLDER / "CACHEDIR.TAG").stat().st_size]
+
+
 def test_a_fork_while_threads_use_a_cache_leaves_it_usable(tmp_path):
     blocks = BlockCache(str(tmp_path), 20 * PAGE)
     stop = threading.Event()
