@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -356,7 +356,8 @@ class Model:
         return sum(1 + i % 5 for i in self.used)
 
 
-@given(max_pages=st.integers(3, 25), uses=st.lists(st.none() | st.integers(0, 20), max_size=40))
+@example(max_pages=6, uses=[0, 1, 2, None, 0, 1, None, 5, None, 2])
+@given(max_pages=st.integers(3, 20), uses=st.lists(st.sampled_from([None, None, *range(9)]), max_size=60))
 def test_what_was_used_longest_ago_is_deleted_first_and_what_was_used_since_the_cache_was_opened_is_not(
     max_pages, uses
 ):
