@@ -170,12 +170,9 @@ class BlockCache:
             return
         for block in self._folder.count(usage):
             if usage.held <= goal or block.used >= self._opened:
-                usage.oldest = block.used
                 break
             Path(block.path).unlink(missing_ok=True)
             usage.held -= block.room
-        else:
-            usage.oldest = usage.counted
         usage.save()
 
     def _warn(self, error: Exception) -> None:

@@ -131,7 +131,14 @@ def use(blocks, i):
 
 
 def numbers_in(place):
-    return {number_of(Path(block.path)) for block in list_blocks(str(place))}
+    """Return which blocks there are, those that were used longest ago first."""
+    return [number_of(Path(block.path)) for block in list_blocks(str(place))]
+
+
+def held_by(place):
+    """Return how many bytes are counted."""
+    with CacheFolder(str(place)).locked() as usage:
+        return usage.held
 
 
 def check_sound(place, max_bytes):
@@ -309,7 +316,7 @@ def test_a_disk_that_cannot_read_a_block_does_not_keep_it(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_storage", Broken())
         assert blocks.get(name_of(1), size_of(1)) is None
-    assert numbers_in(tmp_path) == set()
+    assert numbers_in(tmp_path) == []
     assert check_sound(tmp_path, 10 * PAGE) == 0
     assert [use(blocks, 1), use(blocks, 1)] == [False, True]
 
@@ -371,8 +378,8 @@ def test_what_was_used_longest_ago_is_deleted_first_and_what_was_used_since_the_
                 assert use(blocks, i) == (i in model.used)
                 model.use(i, now)
 
-            assert numbers_in(place) == set(model.used)
-            assert check_sound(place, max_pages * PAGE) == model.held() * PAGE
+            assert numbers_in(place) == sorted(model.used, key=model.used.get)
+            assert check_sound(place, max_pages * PAGE) == held_by(place) == model.held() * PAGE
 
 
 def test_a_smaller_bound_is_kept_as_soon_as_the_cache_is_opened(tmp_path):
@@ -381,8 +388,15 @@ def test_a_smaller_bound_is_kept_as_soon_as_the_cache_is_opened(tmp_path):
         use(blocks, i)
     BlockCache(str(tmp_path), 12 * PAGE)
 
-    assert numbers_in(tmp_path) == {7, 8, 9}  # of 3, 4 and 5 pages
-    check_sound(tmp_path, 12 * PAGE)
+    assert numbers_in(tmp_path) == [7, 8, 9]  # of 3, 4 and 5 pages
+    assert check_sound(tmp_path, 12 * PAGE) == held_by(tmp_path) == 12 * PAGE
+
+
+def test_a_block_that_can_never_fit_drives_nothing_out(tmp_path):
+    use(BlockCache(str(tmp_path), 4 * PAGE), 3)
+    use(BlockCache(str(tmp_path), 4 * PAGE), 4)
+
+    assert numbers_in(tmp_path) == [3]
 
 
 def hammer(place, seed, max_bytes, progress=None):
@@ -494,7 +508,9 @@ def test_a_process_that_is_killed_at_any_line_leaves_nothing_wrong_behind(tmp_pa
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if (place / FOLDER).exists():
             check_sound(place, max_bytes)
+        was_writing = list((place / FOLDER).glob(".*"))
         blocks = BlockCache(str(place), max_bytes)
+        assert not was_writing or held_by(place) == check_sound(place, max_bytes)
         use(blocks, 11)
 
         assert use(blocks, 11)
@@ -526,7 +542,7 @@ def test_what_a_living_process_is_writing_is_not_deleted_and_is_counted(tmp_path
     blocks.put(name_of(4), content_of(4))
 
     assert held == [5 * PAGE, 9 * PAGE]
-    assert numbers_in(tmp_path) == {4}
+    assert numbers_in(tmp_path) == [4]
     assert check_sound(tmp_path, 10 * PAGE) == 5 * PAGE
 
 
@@ -541,10 +557,8 @@ def test_two_that_fetch_the_same_block_keep_it_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", write_meanwhile)
     blocks.put(name_of(4), content_of(4))
 
-    assert numbers_in(tmp_path) == {4}
-    assert check_sound(tmp_path, 20 * PAGE) == 5 * PAGE
-    with CacheFolder(str(tmp_path)).locked() as usage:
-        assert usage.held == 5 * PAGE
+    assert numbers_in(tmp_path) == [4]
+    assert check_sound(tmp_path, 20 * PAGE) == held_by(tmp_path) == 5 * PAGE
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), MemoryError()])
@@ -567,10 +581,22 @@ def test_what_goes_wrong_while_a_block_is_kept_leaves_nothing_of_it_and_drives_n
         else:
             with pytest.raises(type(error)):
                 blocks.put(name_of(3), content_of(3))
-    assert numbers_in(tmp_path) == {4}
+    assert numbers_in(tmp_path) == [4]
     assert list((tmp_path / FOLDER).glob(".*")) == []
-    with CacheFolder(str(tmp_path)).locked() as usage:
-        assert usage.held == 5 * PAGE
+    assert held_by(tmp_path) == 5 * PAGE
+
+
+def test_clearing_leaves_nothing_of_ours_but_the_tag(tmp_path):
+    blocks = BlockCache(str(tmp_path), 20 * PAGE)
+    for i in (1, 2):
+        use(blocks, i)
+    (tmp_path / FOLDER / ".shardkit-0123456789abcdef").write_bytes(b"what a killed process has left")
+    cleared = clear_cache(str(tmp_path))
+
+    assert [(number_of(Path(block.path)), block.room) for block in cleared] == [(1, 2 * PAGE), (2, 3 * PAGE)]
+    assert [path.name for path in (tmp_path / FOLDER).rglob("*") if path.is_file()] == ["CACHEDIR.TAG"]
+    assert held_by(tmp_path) == 0
+    assert [use(blocks, 1), use(blocks, 1)] == [False, True]
 
 
 def test_a_block_that_is_there_already_drives_nothing_out(tmp_path):
@@ -578,7 +604,7 @@ def test_a_block_that_is_there_already_drives_nothing_out(tmp_path):
         use(BlockCache(str(tmp_path), 10 * PAGE), i)
     BlockCache(str(tmp_path), 10 * PAGE).put(name_of(9), content_of(9))
 
-    assert numbers_in(tmp_path) == {4, 9}
+    assert numbers_in(tmp_path) == [4, 9]
 
 
 def test_a_cache_is_known_as_ours_also_after_a_power_cut(tmp_path, monkeypatch):
@@ -634,7 +660,7 @@ def mount_small_disk(folder, nbytes):
     return libc.mount(b"none", str(folder).encode(), b"tmpfs", 0, f"size={nbytes}".encode()) == 0
 
 
-def pretend_small_disk(folder, nbytes):
+def pretend_small_disk(replace, folder, nbytes):
     """Let writes fail as they do on a full disk."""
     write = os.write
 
@@ -644,7 +670,7 @@ def pretend_small_disk(folder, nbytes):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
 
-    os.write = write_if_there_is_room
+    replace(os, "write", write_if_there_is_room)
 
 
 def messages():
@@ -659,7 +685,7 @@ def messages():
 def read_on_a_full_disk(packed, place, is_real):
     said = messages()
     if not (is_real and mount_small_disk(place, 256 * 1024)):
-        pretend_small_disk(place, 256 * 1024)
+        pretend_small_disk(setattr, place, 256 * 1024)
     dataset = open_cached(packed / "none", place)
     for read in (by_loader, by_number, by_loader):
         assert dict(read(dataset)) == SAMPLES
@@ -751,7 +777,8 @@ def test_files_of_others_are_never_deleted_or_changed(tmp_path):
     BlockCache(str(tmp_path), 1)  # for its tag
     shutil.copy(tmp_path / FOLDER / "CACHEDIR.TAG", root)
     (root / "bb").symlink_to(elsewhere)
-    names = [name_of(9).replace("00", "aa", 1), name_of(9).replace("00", "bb", 1)]
+    (root / "aaa").mkdir()
+    names = [name_of(9).replace("000", "aaa", 1), name_of(9).replace("00", "bb", 1)]
     foreign = [
         place / "holiday.jpg",
         place / ".shardkit-0123",
@@ -760,6 +787,7 @@ def test_files_of_others_are_never_deleted_or_changed(tmp_path):
         root / "aa" / "notes.txt",
         root / "aa" / f"{names[0]}.bak",
         root / "aa" / names[1],
+        root / "aaa" / names[0],
         elsewhere / names[1],
     ]
     for path in foreign:
@@ -819,9 +847,10 @@ def test_arguments_that_mean_no_cache_are_refused(tmp_path, packed):
 
 def test_the_folder_is_made_and_may_be_named_in_every_way(tmp_path, packed, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for place in ("a", tmp_path / "b", f"file://{tmp_path}/c"):
-        by_loader(open_cached(packed / "none", place))
-    monkeypatch.chdir("/")
+    datasets = [open_cached(packed / "none", place) for place in ("a", tmp_path / "b", f"file://{tmp_path}/c")]
+    monkeypatch.chdir(packed)
+    for dataset in datasets:
+        by_loader(dataset)
 
     assert [len(list_blocks(f"{tmp_path}/{name}")) for name in "abc"] == [num_blocks(packed / "none")] * 3
 
@@ -870,16 +899,42 @@ def test_room_that_somebody_has_made_is_found_after_a_while(tmp_path, monkeypatc
     assert check_sound(tmp_path, 10 * PAGE) == 4 * PAGE
 
 
-def test_a_folder_is_not_listed_for_every_block_that_finds_no_room(tmp_path, monkeypatch):
+@pytest.fixture
+def listings(monkeypatch):
+    """Return a list that gets longer whenever the blocks of a cache are listed."""
+    listed, list_all = [], CacheFolder.blocks
+
+    def list_and_tell(folder):
+        listed.append(folder)
+        return list_all(folder)
+
+    monkeypatch.setattr(CacheFolder, "blocks", list_and_tell)
+    return listed
+
+
+def test_a_folder_is_not_listed_for_every_block_that_finds_no_room(tmp_path, listings):
     blocks = BlockCache(str(tmp_path), 10 * PAGE)
-    counted = []
-    monkeypatch.setattr(
-        CacheFolder, "count", lambda self, usage, count=CacheFolder.count: counted.append(1) or count(self, usage)
-    )
     for i in range(30):
         use(blocks, i)
 
-    assert len(counted) <= 2
+    assert len(listings) <= 2
+
+
+@pytest.mark.parametrize("is_disk_full", [True, False])
+def test_a_folder_is_not_listed_for_every_block_that_makes_room(tmp_path, listings, monkeypatch, is_disk_full):
+    max_bytes = 64 * PAGE
+    old = BlockCache(str(tmp_path), max_bytes)
+    for i in range(0, 64 * 5, 5):  # of a page each
+        old.put(name_of(i), b"old")
+    listings.clear()
+    if is_disk_full:
+        pretend_small_disk(monkeypatch.setattr, tmp_path, max_bytes)
+    new = BlockCache(str(tmp_path), max_bytes if not is_disk_full else 2 * max_bytes)
+    for i in range(0, 32 * 5, 5):
+        new.put(name_of(i + 500), b"new")
+
+    assert len(listings) <= 32 * 16 / 64
+    assert len([number for number in numbers_in(tmp_path) if number >= 500]) >= 32 - len(listings)
 
 
 def test_a_stranger_s_checksum_is_no_path(tmp_path):
