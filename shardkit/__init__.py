@@ -96,6 +96,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     output        what was found -> text
     commands      how a command prints and ends
     cli_cache     what is in a cache, and how to delete it
+    cli_uploads   ... what uploads have left
     cli           all of it from the command line
     webdataset    webdataset's pipelines over our reader
 """

@@ -12,9 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from shardkit import cli_cache
-from shardkit.commands import EXIT_DAMAGED, AsJson, command, new_app, print_json, print_lines
-from shardkit.errors import ArgumentError
+from shardkit import cli_cache, cli_uploads
+from shardkit.commands import (
+    EXIT_DAMAGED,
+    AsJson,
+    StorageOptions,
+    command,
+    new_app,
+    print_json,
+    print_lines,
+    read_storage_options,
+)
+from shardkit.errors import ArgumentError, hide_secrets
 from shardkit.output import (
     describe_manifest,
     describe_statistics,
@@ -37,6 +46,7 @@ app = new_app(
     "Pack training data into tar shards, and look into them. 'shardkit COMMAND --help' has an example of each."
 )
 app.add_typer(cli_cache.app, name="cache")
+app.add_typer(cli_uploads.app, name="uploads")
 
 
 class Kind(StrEnum):
@@ -91,6 +101,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     worker_type: Annotated[WorkerType, typer.Option(help="What writes them.")] = WorkerType.thread,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on where a run stopped, or anew.")] = True,
     overwrite: Overwrite = False,
+    storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack a folder into shuffled shards of equal size.
@@ -103,7 +114,8 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     from shardkit.pack import pack as pack_source
 
     splits = {name: _share(name, share) for name, share in _pairs(split, "--split").items()} or None
-    files = _source(source, kind, labels, fields.split(",") if fields else None)
+    options = read_storage_options(storage_option)
+    files = _source(source, kind, labels, fields.split(",") if fields else None, options)
     manifests = pack_source(
         files,
         destination,
@@ -119,6 +131,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         worker_type=worker_type.value,
         resume=resume,
         overwrite=overwrite,
+        storage_options=options,
     )
     if ignored := getattr(files, "ignored", ()):
         typer.echo(format_ignored(ignored), err=True)
@@ -143,6 +156,7 @@ def index(
         list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
     ] = None,
     overwrite: Overwrite = False,
+    storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset of tar shards that are there.
@@ -161,6 +175,7 @@ def index(
         classes=class_name or None,
         overwrite=overwrite,
         progress=True,
+        storage_options=read_storage_options(storage_option),
     )
     if as_json:
         print_json(describe_manifest(manifest))
@@ -173,6 +188,7 @@ def verify(
     url: Url,
     *,
     allow_any_url: AllowAnyUrl = False,
+    storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a dataset.
@@ -184,7 +200,8 @@ def verify(
     """
     from shardkit.verify import verify as check
 
-    report = check(url, allow_any_url=allow_any_url, progress=True)
+    options = read_storage_options(storage_option)
+    report = check(url, allow_any_url=allow_any_url, progress=True, storage_options=options)
     if as_json:
         typer.echo(report.to_json())
     else:
@@ -199,6 +216,7 @@ def ls(
     *,
     shards: Annotated[bool, typer.Option("--shards", help="List shards instead of samples.")] = False,
     allow_any_url: AllowAnyUrl = False,
+    storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """List samples, or shards.
@@ -209,11 +227,12 @@ def ls(
     """
     from shardkit.inspection import list_samples, list_shards
 
+    options = read_storage_options(storage_option)
     if shards:
-        found = list_shards(url, allow_any_url=allow_any_url)
+        found = list_shards(url, allow_any_url=allow_any_url, storage_options=options)
         print_lines(json.dumps(shard) if as_json else format_shard(shard) for shard in found)
     else:
-        samples = list_samples(url, allow_any_url=allow_any_url)
+        samples = list_samples(url, allow_any_url=allow_any_url, storage_options=options)
         print_lines(json.dumps(sample._asdict()) if as_json else format_sample(sample) for sample in samples)
 
 
@@ -224,6 +243,7 @@ def cat(
     field: Annotated[str, typer.Argument(help="The field, as jpg.")],
     *,
     allow_any_url: AllowAnyUrl = False,
+    storage_option: StorageOptions = None,
 ) -> None:
     """Write one field of one sample to standard output.
 
@@ -233,7 +253,9 @@ def cat(
     """
     from shardkit.inspection import read_member
 
-    sys.stdout.buffer.write(read_member(url, key, field, allow_any_url=allow_any_url))
+    options = read_storage_options(storage_option)
+    data = read_member(url, key, field, allow_any_url=allow_any_url, storage_options=options)
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
@@ -242,6 +264,7 @@ def stats(
     url: Url,
     *,
     allow_any_url: AllowAnyUrl = False,
+    storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Print figures of a dataset.
@@ -252,7 +275,8 @@ def stats(
     """
     from shardkit.inspection import compute_statistics
 
-    figures = compute_statistics(url, allow_any_url=allow_any_url)
+    options = read_storage_options(storage_option)
+    figures = compute_statistics(url, allow_any_url=allow_any_url, storage_options=options)
     if as_json:
         print_json(describe_statistics(figures))
     else:
@@ -270,6 +294,7 @@ def shuffle_report(
     epoch: Annotated[int, typer.Option(help="The order's epoch.")] = 0,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw a picture, a .png or .svg.")] = None,
     allow_any_url: AllowAnyUrl = False,
+    storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Report how well training mixes a dataset.
@@ -289,6 +314,7 @@ def shuffle_report(
         seed=seed,
         epoch=epoch,
         allow_any_url=allow_any_url,
+        storage_options=read_storage_options(storage_option),
     )
     if plot is not None:
         report.plot(plot)
@@ -298,21 +324,25 @@ def shuffle_report(
         print_lines(format_shuffle_report(report))
 
 
-def _source(source: str, kind: Kind, labels: str | None, fields: list[str] | None) -> Any:
+def _source(
+    source: str, kind: Kind, labels: str | None, fields: list[str] | None, storage_options: dict[str, object] | None
+) -> Any:
     from shardkit.inspection import recognise_source
     from shardkit.shard_source import ShardSource
     from shardkit.sources import FileFolder, ImageFolder
 
     if kind == Kind.auto:
         kind = Kind.images if labels else Kind(recognise_source(source))
-        typer.echo(f"{source}: taken for {kind.value}; --kind says otherwise", err=True)
+        typer.echo(f"{hide_secrets(source)}: taken for {kind.value}; --kind says otherwise", err=True)
     if labels and kind != Kind.images:
         raise ArgumentError(f"--labels is for images, not for {kind.value}")
     if fields and kind == Kind.images:
         raise ArgumentError("--fields is for files and shards; images have the fields that their names say")
     if kind == Kind.images:
         return ImageFolder(source, labels=labels)
-    return FileFolder(source, fields=fields) if kind == Kind.files else ShardSource(source, fields=fields)
+    if kind == Kind.files:
+        return FileFolder(source, fields=fields)
+    return ShardSource(source, fields=fields, storage_options=storage_options)
 
 
 def _pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:

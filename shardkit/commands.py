@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from shardkit.errors import ShardkitError
+from shardkit.errors import ArgumentError, ShardkitError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,6 +18,10 @@ EXIT_DAMAGED = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="What a server needs to know, as anon=true; a value may be JSON."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -50,6 +54,25 @@ def command(app: typer.Typer) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+def read_storage_options(texts: list[str] | None) -> dict[str, object] | None:
+    """Return the storage options that were given as texts. Raises ArgumentError if one is no ``name=value``.
+
+    Example:
+        >>> read_storage_options(["profile=mine", "anon=true", 'client_kwargs={"region_name": "eu-west-1"}'])
+        {'profile': 'mine', 'anon': True, 'client_kwargs': {'region_name': 'eu-west-1'}}
+    """
+    options: dict[str, object] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ArgumentError(f"--storage-option {name!r}: write name=value")  # the rest may be a password
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options or None
+
+
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines to standard output."""
     for line in lines:
@@ -66,5 +89,6 @@ def _fail(error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = text.replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
+    text = text.replace("storage_options", "--storage-option")
     typer.echo(f"error: {' '.join(text.split())}", err=True)
     raise typer.Exit(EXIT_ERROR)

@@ -233,14 +233,14 @@ def advise(code: str) -> str:
         return "correct key, secret and token in storage_options, or the profile"
     if code == "RequestTimeTooSkewed":
         return "set this machine's clock"
-    return "it needs another key or profile, or, if the bucket is public, storage_options={'anon': True}"
+    return "it needs another key or profile, or, if the bucket is public, anon=True, by storage_options"
 
 
 def no_credentials(url: str, problem: str = "there are none") -> AccessError:
     """Return the error for want of credentials."""
     return AccessError(
-        f"{url}: no credentials were found ({problem}); set AWS_PROFILE, or pass storage_options={{'key': ..., "
-        "'secret': ...} or {'profile': ...}, or {'anon': True} if the bucket is public",
+        f"{url}: no credentials were found ({problem}); set AWS_PROFILE, or pass key and secret, or profile, or, if "
+        "the bucket is public, anon=True, by storage_options",
         url=url,
     )
 

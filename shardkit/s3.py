@@ -11,7 +11,7 @@ from shardkit.errors import ArgumentError, MissingFileError, NoListingError
 from shardkit.ranges import Ranges, RangeStream
 from shardkit.spool import spooled
 from shardkit.storage import TEMPORARY_PREFIX, FileInfo, check_options, taken
-from shardkit.uploads import Uploads
+from shardkit.uploads import Upload, Uploads
 
 
 class S3Storage:
@@ -93,3 +93,15 @@ class S3Storage:
                 self.info(url)
                 raise NotADirectoryError(f"{url}: is a file")
         return [name for name in names if name and not name.startswith(TEMPORARY_PREFIX)]
+
+
+def find_uploads(url: str, storage: S3Storage) -> list[Upload]:
+    """Return the uploads to a folder or an object that were begun and not ended, the oldest first.
+
+    Raises:
+        ArgumentError: It is no URL of S3.
+        StorageError: The server does not list them.
+    """
+    if not url.lower().startswith("s3://"):
+        raise ArgumentError(f"{url}: only S3 has unfinished uploads; write s3://bucket/folder", url=url)
+    return sorted(storage.uploads.list(url), key=lambda upload: upload.began)

@@ -55,7 +55,7 @@ class WebSigner:
     def advise(self, refusal: Refusal) -> str:
         """See ``Signer.advise``."""
         if refusal.status == 401:
-            return "pass storage_options={'username': ..., 'password': ...}, or other ones"
+            return "pass username and password, or other ones, by storage_options"
         return "it may be forbidden, or its address may have expired: ask for another one"
 
 

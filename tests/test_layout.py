@@ -74,7 +74,19 @@ LAYERS = [
     *["ranks", "epochs", "stream"],
     *["order", "buffers", "blocks", "recent", "cachedir", "cache", "access", "filters", "dataset", "sampler"],
     *["batches", "columnar", "slabs", "rows", "schedule", "threads", "fetch", "engine", "loader"],
-    *["findings", "verify", "inspection", "mixing", "report", "testing", "output", "commands", "cli_cache", "cli"],
+    *[
+        "findings",
+        "verify",
+        "inspection",
+        "mixing",
+        "report",
+        "testing",
+        "output",
+        "commands",
+        "cli_cache",
+        "cli_uploads",
+        "cli",
+    ],
     "webdataset",
 ]
 

@@ -179,7 +179,9 @@ def test_who_may_read_says_so_in_the_url_or_the_options(web):
     for dataset in (shardkit.ShardDataset(private, storage_options=options), shardkit.ShardDataset(with_user)):
         assert dataset.by_key("0001")["bin"] == SAMPLES["0001"]
         assert web.password not in repr(dataset)
-    with pytest.raises(AccessError, match=r"access is refused: the server answers 401; pass storage_options="):
+    with pytest.raises(
+        AccessError, match=r"access is refused: the server answers 401; pass username and password, or other ones"
+    ):
         shardkit.ShardDataset(private)
 
 
