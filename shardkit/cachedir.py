@@ -168,9 +168,9 @@ class CacheFolder:
 
     def blocks(self) -> Iterator[CachedBlock]:
         """Yield all blocks: the files that have names as ``block_name`` gives them."""
-        for folder in os.scandir(self.root):
+        for folder in _entries(self.root):
             if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
-                for file in os.scandir(folder):
+                for file in _entries(folder):
                     match = _NAME.fullmatch(file.name)
                     if match and match[1].startswith(folder.name) and file.is_file(follow_symlinks=False):
                         with suppress(FileNotFoundError):  # deleted meanwhile
@@ -264,6 +264,11 @@ def clear_cache(folder: str) -> list[CachedBlock]:
             Path(block.path).unlink(missing_ok=True)
             usage.add(-block.room)
     return blocks
+
+
+def _entries(folder: "os.PathLike[str]") -> "list[os.DirEntry[str]]":
+    with os.scandir(folder) as entries:
+        return list(entries)
 
 
 def _existing(folder: str) -> CacheFolder:
