@@ -21,10 +21,19 @@ class SchemeStorage:
     Args:
         storage_options: What storages need to know. Local files need nothing, so that options can be meant for the
             shards of a local manifest that lie elsewhere.
+
+    Raises:
+        ArgumentError: They are no mapping of names.
     """
 
     def __init__(self, storage_options: Mapping[str, object] | None = None) -> None:
-        self._options = dict(storage_options or {})
+        options = {} if storage_options is None else storage_options
+        if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+            raise ArgumentError(
+                f"storage_options must be a mapping of names to values, got {type(storage_options).__name__}; write "
+                'them as {"name": value}'
+            )
+        self._options = dict(options)
         self._storages: dict[str, Storage] = {}
 
     def serving(self, url: str) -> Storage:

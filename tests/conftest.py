@@ -98,16 +98,21 @@ def tries(monkeypatch):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print how each fault of a network has ended, for each way of reading or writing through it."""
-    ends = {}
+    """Print how each fault of a network has ended, for each way of reading or writing through it, as a table."""
+    places = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
                 if name == "fault":
-                    fault, way, end = value
-                    ends.setdefault(fault, {})[way] = end
-    if ends:
-        width = max(map(len, ends))
-        terminalreporter.section("how the faults of networks end")
-        for fault, ways in sorted(ends.items()):
-            terminalreporter.line(f"{fault:{width}}  " + "  ".join(f"{way}: {end}" for way, end in ways.items()))
+                    place, fault, way, end = value
+                    places.setdefault(place, {}).setdefault(fault, {})[way] = end
+    for place, faults in sorted(places.items()):
+        ways = sorted({way for ends in faults.values() for way in ends})
+        rows = [[f"faults of {place}", *ways]]
+        rows += [[fault, *(ends.get(way, "") for way in ways)] for fault, ends in sorted(faults.items())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        terminalreporter.section(f"how the faults of networks end: {place}")
+        for row in rows:
+            terminalreporter.line(
+                "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            )

@@ -1,11 +1,13 @@
 """Arguments that are wrong are errors when they are given, whose message says what was expected."""
 
+import inspect
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import shardkit
 from shardkit.errors import ArgumentError, DatasetError, check_whole
 from shardkit.indexing import index_shards
 from shardkit.local import LocalStorage
@@ -111,6 +113,22 @@ def test_classes_that_are_no_texts_are_refused(classes, dataset, tmp_path):
     with pytest.raises(ArgumentError, match="classes must be a sequence of texts, got"):
         index_shards(dataset, classes=classes)
     assert not (tmp_path / "new").exists()
+
+
+PUBLIC = {name: getattr(shardkit, name) for name in shardkit.__all__ if name != "StreamWarning"}
+TAKES_OPTIONS = [
+    name for name, call in PUBLIC.items() if callable(call) and "storage_options" in inspect.signature(call).parameters
+]
+
+
+@pytest.mark.parametrize("options", [3, "key=SECRET", ["key"], [("key", "SECRET")], 0, "", {3: "SECRET"}])
+@pytest.mark.parametrize("name", TAKES_OPTIONS)
+def test_storage_options_that_are_no_mapping_of_names_are_refused_and_not_shown(name, options, dataset, tmp_path):
+    others = {"pack": (SAMPLES, tmp_path / "new"), "ShardWriter": (tmp_path / "new",), "shuffle_report": (dataset, 8)}
+
+    with pytest.raises(ArgumentError, match="storage_options must be a mapping of names to values, got") as caught:
+        PUBLIC[name](*others.get(name, (dataset,)), storage_options=options)
+    assert "SECRET" not in str(caught.value)
 
 
 def test_a_name_with_nul_is_said_to_be_none():

@@ -163,7 +163,7 @@ def test_faults_that_a_filesystem_does_not_see_are_seen(fault, read, web, proxy,
     else:
         assert dict(found) == SAMPLES
         assert len(found) == len(SAMPLES)
-    record_property("fault", (f"fsspec: {fault}", read, end))
+    record_property("fault", ("fsspec", fault, read, end))
 
 
 def test_a_range_is_all_of_it_or_an_error(url):

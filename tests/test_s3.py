@@ -49,7 +49,7 @@ def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
 ):
     faulty = proxy(moto.url)
     end = read_through(fault, read, faulty, packed, options_for(moto, faulty.url), tries, S3_ENDS)
-    record_property("fault", (f"s3: {fault}", read, end))
+    record_property("fault", ("s3", fault, read, end))
 
 
 @pytest.fixture(params=["moto", "ceph"])

@@ -71,7 +71,7 @@ def test_every_fault_of_an_upload_leaves_the_old_file_or_the_whole_new_one(fault
         write(storage_for(url, options_for(moto, faulty.url)), url, data, overwrite=state == "replaced")
     except ShardkitError as error:
         end, about = type(error), error.url
-    record_property("fault", (f"upload: {fault}", way, end.__name__ if end else "written"))
+    record_property("fault", ("upload", fault, way, end.__name__ if end else "written"))
 
     assert rule.hits
     assert about == url

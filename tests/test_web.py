@@ -37,7 +37,7 @@ def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
 ):
     faulty = proxy(web.url)
     end = read_through(fault, read, faulty, f"{faulty.url}/none", OPTIONS, tries)
-    record_property("fault", (f"http: {fault}", read, end))
+    record_property("fault", ("http", fault, read, end))
 
 
 def test_a_dataset_on_a_web_server_is_the_local_one(web):
