@@ -16,6 +16,8 @@ _MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
 _Layout: TypeAlias = list[tuple[str, dict[str, int]]]
 _END_BITS = 48
 _END = (1 << _END_BITS) - 1
+
+BlockLayout: TypeAlias = list[tuple[str, dict[str, tuple[int, int]]]]
 """For each sample its key, and where in the block the data of each of its fields begins and ends."""
 
 
@@ -33,6 +35,7 @@ class Block:
         offset: Where it begins in the uncompressed shard, in bytes.
         samples: How many samples it has.
         columns: Values of index columns that go into the samples: for each name a list, one value a sample.
+        layout: Where in the data the fields are, if it is not the whole block.
 
     Example:
         >>> from shardkit.tar import member_header
@@ -42,7 +45,7 @@ class Block:
         {'__key__': 'a/2', '__url__': 'x.tar', 'cls': b'12'}
     """
 
-    __slots__ = ("_columns", "_layout", "data", "number", "offset", "samples", "shard", "url")
+    __slots__ = ("_columns", "_layout", "data", "is_whole", "number", "offset", "samples", "shard", "url")
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Block:
         offset: int,
         samples: int,
         columns: dict[str, list[object]] | None = None,
+        layout: BlockLayout | None = None,
     ) -> None:
         self.data = data
         self.url = url
@@ -62,7 +66,11 @@ class Block:
         self.offset = offset
         self.samples = samples
         self._columns = columns or {}
+        self.is_whole = layout is None
         self._layout: _Layout | None = None
+        if layout is not None:
+            pairs = ((key, fields.items()) for key, fields in layout)
+            self._layout = [(key, {f: begin << _END_BITS | end for f, (begin, end) in items}) for key, items in pairs]
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +80,7 @@ class Block:
     def __len__(self) -> int:
         return self.samples
 
-    def layout(self) -> list[tuple[str, dict[str, tuple[int, int]]]]:
+    def layout(self) -> BlockLayout:
         """Return for each sample its key, and where in the block the data of each of its fields begins and ends.
 
         Raises as ``sample`` does.

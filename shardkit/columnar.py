@@ -56,7 +56,8 @@ class ColumnReader:
         of the block.
         """
         try:
-            found = regular_spans(block.data, block.samples) if block.samples >= _LEAST_REGULAR else None
+            is_tar = block.is_whole and block.samples >= _LEAST_REGULAR
+            found = regular_spans(block.data, block.samples) if is_tar else None
             found = found or _spans(block)
             if found is None:
                 return None

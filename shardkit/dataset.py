@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.access import ShardAccess, cannot_read_blocks
+from shardkit.access import ShardAccess
 from shardkit.blocks import Block
 from shardkit.buffers import Buffers
 from shardkit.cache import open_cache
@@ -17,6 +17,7 @@ from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
 from shardkit.filters import Where, select_indices, select_samples
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
+from shardkit.indexes import cannot_read_blocks
 from shardkit.manifest import read_manifest
 from shardkit.order import IntArray, OrderPlan, default_lanes
 from shardkit.rng import Rng
@@ -45,7 +46,8 @@ class ShardDataset:
     the block that they are in is read. Nothing is read before it is needed but the manifest, and with ``where`` the
     indexes. It may be shared by threads, and goes into DataLoader workers by fork and by spawn.
 
-    A ``ShardLoader`` reads whole blocks instead, in an order that mixes them, and is what to train with.
+    A ``ShardLoader`` reads whole blocks instead, in an order that mixes them, and is what to train with. Of blocks with
+    much that is not in ``fields``, it reads only what is: where that saves more than further requests cost.
 
     Args:
         url: The dataset's folder, or its ``manifest.json``. Shards that are gz, or zst without frames of blocks, are
@@ -137,7 +139,7 @@ class ShardDataset:
         self._selected: IntArray | None = None  # numbers in the whole dataset, ascending; None for all
         self._select(None)
         if where is not None:
-            self._select(select_samples(where, self.manifest, self._access.index))
+            self._select(select_samples(where, self.manifest, self._access.indexes.open))
 
     def _check_fields(self) -> None:
         known = set(self.manifest.fields)
@@ -169,11 +171,11 @@ class ShardDataset:
         of_zst = None
         for number, shard in enumerate(self.manifest.shards):
             if shard.compression not in ("none", "zst"):
-                raise cannot_read_blocks(self.manifest.url, self._access.url(number), shard.compression)
+                raise cannot_read_blocks(self.manifest.url, self._access.indexes.url(number), shard.compression)
             if shard.compression == "zst" and shard.samples and of_zst is None:
                 of_zst = number
         if of_zst is not None:
-            self._access.table(of_zst)
+            self._access.indexes.blocks(of_zst)
 
     def _select(self, numbers: IntArray | None) -> None:
         """Let the dataset be these samples of the whole one, ascending."""
@@ -274,7 +276,7 @@ class ShardDataset:
         bounds = np.searchsorted(self._selected, self._first).tolist() if self._selected is not None else self._first
         for shard in range(len(self.manifest.shards)):
             if bounds[shard] < bounds[shard + 1]:
-                column = self._access.index(shard).rows([KEY]).column(KEY)
+                column = self._access.indexes.open(shard).rows([KEY]).column(KEY)
                 if self._selected is not None:
                     column = column.take(self._selected[bounds[shard] : bounds[shard + 1]] - self._first[shard])
                 keys += column.to_pylist()
@@ -297,7 +299,7 @@ class ShardDataset:
         hashes, order = self._by_key
         sought = np.uint64(hash_key(key))
         suspects = order[hashes.searchsorted(sought) : hashes.searchsorted(sought, side="right")].tolist()
-        found = [number for number in suspects if self._access.key(*self._place(number)) == key]
+        found = [number for number in suspects if self._access.indexes.key(*self._place(number)) == key]
         if not found:
             raise KeyError(f"{hide_secrets(self.manifest.url)}: none of the {len(self):,} samples has the key {key!r}")
         if len(found) > 1:
@@ -364,6 +366,8 @@ class ShardDataset:
 
     def read_block(self, shard: int, block: int, buffers: Buffers | None = None) -> Block:
         """Read one block: one range of the shard, whose checksum is compared, and which is decompressed.
+
+        Where little of a block is in ``fields``, ranges that have it are read, and each field's checksum is compared.
 
         Args:
             shard: Its shard's number.

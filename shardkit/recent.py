@@ -1,11 +1,13 @@
-"""What was read last, kept in memory within bounds."""
+"""What was read last, kept in memory within bounds, and read once for all who want it at the same time."""
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future
+from typing import Any, Generic, TypeVar
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 # Guards all caches, for the moment of a look or an entry. A fork waits for it, so that no child inherits it locked.
@@ -54,3 +56,40 @@ class BoundedCache(Generic[V]):
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
         return type(self), (self._max_bytes,)
+
+
+class SharedWork:
+    """Does a piece of work once for all threads that want it at the same time; its error is everybody's, too.
+
+    A forked process begins with none, and so does a pickle.
+
+    Example:
+        >>> SharedWork().do("a", lambda: 3)
+        3
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, Future[Any]] = {}
+
+    def do(self, key: Hashable, work: Callable[[], T]) -> T:
+        """Return what the work returns that somebody does under this key, or do it."""
+        place = os.getpid(), key
+        own: Future[T] = Future()
+        while (future := self._running.setdefault(place, own)) is not own:
+            try:
+                result: T = future.result()
+            except CancelledError:  # who did it was interrupted
+                continue
+            return result
+        try:
+            own.set_result(work())
+        except Exception as error:
+            own.set_exception(error)
+            raise
+        finally:
+            self._running.pop(place)
+            own.cancel()  # nothing happens if it is done
+        return own.result()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()

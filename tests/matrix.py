@@ -11,11 +11,12 @@ from shardkit.errors import (
 )
 
 SAMPLES = {f"{i:04d}": bytes([i]) * (1000 + 17 * i) for i in range(200)}
+SOME = slice(45, 110, 5)
 OPTIONS = {"read_timeout": 0.3, "total_timeout": 60}
 
-# How the faults end that have no good end, when a dataset is read by blocks, by a stream that is compared with the
+READS = ["dataset", "loader", "stream", "tar"]
+# How the faults end that have no good end, when a dataset is read by its index, by a stream that is compared with the
 # index, and by a stream without one. All others end in the right samples.
-READS = ["loader", "stream", "tar"]
 ENDS = {
     "FIN mid-body for ever": [StorageError] * 3,
     "FIN after the head for ever": [StorageError] * 3,
@@ -35,9 +36,9 @@ ENDS = {
 }
 
 
-def pack_samples(destination, **options):
-    """Make a dataset of the samples."""
-    samples = [{"__key__": key, "bin": data} for key, data in SAMPLES.items()]
+def pack_samples(destination, *, others=None, **options):
+    """Make a dataset of the samples, which may have other fields beside."""
+    samples = [{"__key__": key, "bin": data, **(others or {})} for key, data in SAMPLES.items()]
     columns = {"size": lambda sample: len(sample["bin"])}
     options = {"shard_samples": 50, "block_bytes": "10kB", "columns": columns, "progress": False} | options
     shardkit.pack(samples, destination, **options)
@@ -47,6 +48,20 @@ def by_loader(url, options):
     """Return key and data of each sample, read by blocks, which have checksums."""
     dataset = shardkit.ShardDataset(url, storage_options=options)
     loader = shardkit.ShardLoader(dataset, batch_size=16, seed=0)
+    return [item for batch in loader for item in zip(batch["__key__"], batch["bin"], strict=True)]
+
+
+def by_dataset(url, options):
+    """Return key and data of some samples, read one by one."""
+    dataset = shardkit.ShardDataset(url, storage_options=options)
+    return [(sample["__key__"], sample["bin"]) for sample in dataset[SOME]]
+
+
+def by_parts(url, options):
+    """Return key and data of each sample, read by parts of blocks of which little is wanted."""
+    dataset = shardkit.ShardDataset(f"{url}-wide", fields=("bin",), storage_options=options)
+    loader = shardkit.ShardLoader(dataset, batch_size=16, seed=0)
+    assert not dataset.read_block(0, 0).is_whole
     return [item for batch in loader for item in zip(batch["__key__"], batch["bin"], strict=True)]
 
 
@@ -61,7 +76,8 @@ def by_tar(url, options):
     return by_stream(f"{url}/{url.rpartition('/')[2]}-{{000000..000003}}.tar", options)
 
 
-READERS = {"loader": by_loader, "stream": by_stream, "tar": by_tar}
+READERS = {"dataset": by_dataset, "loader": by_loader, "parts": by_parts, "stream": by_stream, "tar": by_tar}
+FORWARD = ["stream", "tar"]
 
 
 def read_through(fault, read, faulty, url, options, tries, ends=ENDS):
@@ -75,13 +91,13 @@ def read_through(fault, read, faulty, url, options, tries, ends=ENDS):
         tries.extend([lambda: None] * 3 + [faulty.listen])
     else:
         later = {}
-        if "mid-" in fault and fault not in ("FIN mid-body", "RST mid-body") and read != "loader":
+        if "mid-" in fault and fault not in ("FIN mid-body", "RST mid-body") and read in FORWARD:
             faulty.inject("FIN mid-body", path="*-000001.tar")  # else a stream asks once
             later = {"skip": 0}
         rule = faulty.inject(fault, path="*-000001.tar", **later)
     if fault == "trickle":
         options = options | {"total_timeout": 1}
-    expected = ends.get(fault, [None] * 3)[READS.index(read)]
+    expected = ends.get(fault, [None] * 3)[1 + FORWARD.index(read) if read in FORWARD else 0]
     found, end, about = [], None, url
     try:
         found = READERS[read](url, options)
@@ -94,8 +110,8 @@ def read_through(fault, read, faulty, url, options, tries, ends=ENDS):
         assert issubclass(end, expected or ())
         return end.__name__
     if expected is None:
-        assert dict(found) == SAMPLES
-        assert len(found) == len(SAMPLES)
+        assert dict(found) == {key: SAMPLES[key] for key, _ in found}
+        assert len(found) == len(dict(found)) == len(range(len(SAMPLES))[SOME if read == "dataset" else slice(None)])
         return "right"
     assert expected == "unseen"
     return expected

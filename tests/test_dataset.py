@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from shardkit import access
+from shardkit import access, index, indexes
 from shardkit.codecs import Decoder
 from shardkit.dataset import ShardDataset
 from shardkit.errors import (
@@ -93,14 +93,19 @@ def numbers(dataset):
 def ranges(monkeypatch):
     """What is read of which files: (name, start, size)."""
     seen = []
-    read_range = LocalStorage.read_range
 
-    def remember(self, url, start, size, *, fresh=False):
-        if not url.endswith((".json", ".parquet")):
-            seen.append((url.rpartition("/")[2], start, size))
-        return read_range(self, url, start, size, fresh=fresh)
+    def remember(name, size_of):
+        honest = getattr(LocalStorage, name)
 
-    monkeypatch.setattr(LocalStorage, "read_range", remember)
+        def read(self, url, start, what, *, fresh=False):
+            if not url.endswith((".json", ".parquet")):
+                seen.append((url.rpartition("/")[2], start, size_of(what)))
+            return honest(self, url, start, what, fresh=fresh)
+
+        monkeypatch.setattr(LocalStorage, name, read)
+
+    remember("read_range", int)
+    remember("read_into", len)
     return seen
 
 
@@ -144,7 +149,7 @@ def test_only_the_bytes_of_the_fields_asked_for_are_read(folders, ranges):
     sample = dataset[100]
 
     assert without_url(sample) == {"__key__": "k/0100", "text": b"text 100 " * 3, "label": b"100"}
-    assert [size for _, _, size in ranges] == [27, 3]
+    assert [size for _, _, size in ranges] == [3, 27]
     assert {name for name, _, _ in ranges} == {"none-000002.tar"}
 
 
@@ -452,7 +457,7 @@ def test_lanes_follow_from_the_manifest_and_can_be_given(folders):
 def test_a_flipped_bit_is_an_error_or_nothing_that_was_asked_for(copied):
     shard = next(copied.glob("*-000001.tar*"))
     whole = shard.read_bytes()
-    table = ShardDataset(copied)._access.table(1)
+    table = ShardDataset(copied)._access.indexes.blocks(1).table
     first, samples = int(ShardDataset(copied)._first[1]), ShardDataset(copied).manifest.shards[1].samples
     for at in range(0, int(table.stored_offset[2]), 61):
         shard.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
@@ -623,11 +628,11 @@ def test_strangers_tars_with_folders_links_and_long_names_are_read_sample_by_sam
 
 
 def test_an_index_of_several_row_groups_is_read_as_one(tmp_path):
-    count = access.ROW_GROUP_ROWS + 1000
+    count = index.ROW_GROUP_ROWS + 1000
     samples = ({"__key__": f"{i:06d}", "cls": i} for i in range(count))
     pack_samples(tmp_path / "d", samples=samples, shard_samples=None, block_bytes="100kB", columns={"label": "cls"})
     dataset = ShardDataset(tmp_path / "d", fields={"number": "cls"}, columns=("label",))
-    numbers = [0, access.ROW_GROUP_ROWS - 1, access.ROW_GROUP_ROWS, count - 1]
+    numbers = [0, index.ROW_GROUP_ROWS - 1, index.ROW_GROUP_ROWS, count - 1]
     _, block, _ = dataset.places(np.array(numbers))
     across = dataset.read_block(0, int(block[1]))
     loaded = [dataset.load(across.sample(row)) for row in range(len(across))]
@@ -671,8 +676,8 @@ def test_a_pickle_is_small_and_works(folder):
 
 
 def test_what_is_kept_of_indexes_is_bounded_and_goes_on_to_be_right(folder, monkeypatch):
-    monkeypatch.setattr(access, "ROW_BYTES", 9000)
-    monkeypatch.setattr(access, "BLOCK_TABLE_BYTES", 2000)
+    monkeypatch.setattr(indexes, "ROW_BYTES", 9000)
+    monkeypatch.setattr(indexes, "BLOCK_TABLE_BYTES", 2000)
     monkeypatch.setattr(access, "FRAME_BYTES", 12_000)
     dataset = ShardDataset(folder)
 
@@ -680,8 +685,8 @@ def test_what_is_kept_of_indexes_is_bounded_and_goes_on_to_be_right(folder, monk
         SAMPLES[i * 50 % COUNT] for i in range(COUNT)
     ]
     kept = dataset._access
-    assert 0 < kept._rows.nbytes <= 9000
-    assert 0 < kept._tables.nbytes <= 2000
+    assert 0 < kept.indexes._rows.nbytes <= 9000
+    assert 0 < kept.indexes._blocks.nbytes <= 2000
     assert kept._frames.nbytes <= 12_000
 
 
@@ -700,7 +705,7 @@ def test_opening_a_dataset_reads_its_manifest_only(folders, monkeypatch):
 @pytest.mark.parametrize(("part", "value"), [(1, 1 << 60), (1, -1), (0, 0), (0, 1 << 60)])
 def test_a_field_that_cannot_be_where_its_index_says_is_not_read(part, value, copied):
     dataset = ShardDataset(copied)
-    rows = dataset._access.rows(1, 0)
+    rows = dataset._access.indexes.rows(1, 0)
     writable = tuple(array.copy() for array in rows.members["txt"])
     writable[part][7] = value
     rows.members["txt"] = writable
@@ -711,7 +716,7 @@ def test_a_field_that_cannot_be_where_its_index_says_is_not_read(part, value, co
 
 def test_blocks_that_cannot_be_where_their_index_says_are_not_read(copied):
     dataset = ShardDataset(copied)
-    table = dataset._access.table(1)
+    table = dataset._access.indexes.blocks(1).table
     for name, value in [
         ("size", 1 << 60),
         ("stored_size", 1 << 60),
@@ -722,5 +727,5 @@ def test_blocks_that_cannot_be_where_their_index_says_are_not_read(copied):
         array = getattr(table, name).copy()
         getattr(table, name)[1] = value
         with pytest.raises(DatasetError, match="has blocks that cannot be in its shard"):
-            dataset._access._check_table(1, table, "x.parquet")
+            dataset._access.indexes._check_table(1, table, "x.parquet")
         getattr(table, name)[:] = array

@@ -3,12 +3,14 @@
 import os
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.recent import BoundedCache
+from shardkit import recent
+from shardkit.recent import BoundedCache, SharedWork
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=60))
@@ -92,3 +94,84 @@ def test_a_fork_while_threads_use_a_cache_leaves_it_usable():
         thread.join()
 
     assert codes == [0] * 20
+
+
+@pytest.fixture
+def want(monkeypatch):
+    """Return what has four threads want the same work, which is done when all have come; ``meanwhile`` is called then.
+
+    It returns how often the work was begun, and what became of it for each.
+    """
+    come = threading.Semaphore(0)
+
+    class WatchedFuture(Future):
+        def result(self, timeout=None):
+            come.release()
+            return super().result(timeout)
+
+    def want(shared, work, meanwhile=lambda: None):
+        begun, go_on, calls = threading.Event(), threading.Event(), []
+
+        def held():
+            calls.append(None)
+            begun.set()
+            go_on.wait()
+            return work(len(calls))
+
+        with ThreadPoolExecutor(4) as pool:
+            wanted = [pool.submit(shared.do, "a", held)]
+            begun.wait()
+            wanted += [pool.submit(shared.do, "a", held) for _ in range(3)]
+            for _ in range(3):
+                come.acquire()
+            meanwhile()
+            go_on.set()
+        return len(calls), wanted
+
+    monkeypatch.setattr(recent, "Future", WatchedFuture)
+    return want
+
+
+def test_work_that_several_threads_want_at_the_same_time_is_done_once(want):
+    shared, others = SharedWork(), []
+    count, wanted = want(shared, lambda _: object(), lambda: others.append(shared.do("b", lambda: 3)))
+
+    assert (count, others) == (1, [3])
+    assert len({one.result() for one in wanted}) == 1
+    assert [shared.do("a", lambda n=n: n) for n in range(3)] == [0, 1, 2]
+
+
+def test_an_error_is_that_of_all_who_wait_and_of_nobody_later(want):
+    shared = SharedWork()
+    count, wanted = want(shared, lambda _: 1 // 0)
+
+    assert count == 1
+    assert len({one.exception() for one in wanted}) == 1
+    assert isinstance(wanted[0].exception(), ZeroDivisionError)
+    assert shared.do("a", lambda: 3) == 3
+
+
+def test_work_that_was_interrupted_is_done_by_another(want):
+    def work(number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return number
+
+    count, wanted = want(SharedWork(), work)
+
+    assert isinstance(wanted[0].exception(), KeyboardInterrupt)
+    assert {one.result() for one in wanted[1:]} == set(range(2, count + 1))
+
+
+def test_who_is_forked_or_unpickled_meanwhile_waits_for_nobody(want):
+    shared, ends = SharedWork(), []
+
+    def fork():
+        ends.append(pickle.loads(pickle.dumps(shared)).do("a", lambda: 0))
+        child = os.fork()
+        if not child:
+            os._exit(shared.do("a", lambda: 3))
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    assert want(shared, lambda _: 1, fork)[0] == 1
+    assert ends == [0, 3]

@@ -1,0 +1,73 @@
+"""Parts of a block: which of its bytes are fetched where not all of its fields are wanted."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+REQUEST_BYTES = 300_000
+"""What a request costs, in bytes: those that a connection brings in the time of a round trip, 30 ms at 10 MB/s.
+
+Near servers have less to wait for and computers more to do for each request; a disk reads as much while it seeks.
+"""
+
+
+class Parts:
+    """The parts of a run of bytes that cover what is wanted, with what lies between where that is little.
+
+    Args:
+        begins: Where each wanted piece begins: int64, (pieces,).
+        ends: Where it ends.
+        gap: The most unwanted bytes that are fetched rather than make another request.
+
+    Attributes:
+        starts: Where each part begins: int64, (parts,), ascending.
+        stops: Where it ends.
+        nbytes: How many bytes they have together.
+
+    Example:
+        >>> parts = Parts(np.array([0, 40, 900]), np.array([10, 60, 950]), gap=100)
+        >>> parts.starts.tolist(), parts.stops.tolist(), parts.nbytes
+        ([0, 900], [60, 950], 110)
+        >>> parts.places(np.array([40, 900])).tolist()
+        [40, 60]
+    """
+
+    def __init__(self, begins: IntArray, ends: IntArray, *, gap: int) -> None:
+        is_some = ends > begins
+        begins, ends = begins[is_some], ends[is_some]
+        order = np.argsort(begins, kind="stable")
+        begins, ends = begins[order], np.maximum.accumulate(ends[order])  # pieces may overlap in a stranger's index
+        cuts = np.flatnonzero(begins[1:] - ends[:-1] > gap) + 1
+        self.starts: IntArray = np.concatenate([begins[:1], begins[cuts]])
+        self.stops: IntArray = np.concatenate([ends[cuts - 1], ends[-1:]])
+        sizes = self.stops - self.starts
+        self._offsets = np.cumsum(sizes) - sizes
+        self.nbytes = int(sizes.sum())
+
+    def pay(self, size: int) -> bool:
+        """Return whether fetching them instead of so many bytes saves at least as much as a request costs."""
+        return self.nbytes + len(self.starts) * REQUEST_BYTES <= size
+
+    def places(self, begins: IntArray) -> IntArray:
+        """Return where pieces begin in the parts' bytes, laid end to end; anywhere for those that are empty."""
+        if not len(self.starts):
+            return np.zeros_like(begins)
+        part = (self.starts.searchsorted(begins, side="right") - 1).clip(0)
+        places: IntArray = (begins - self.starts[part] + self._offsets[part]).clip(0, self.nbytes)
+        return places
+
+
+def member_bounds(members: Mapping[str, tuple[IntArray, ...]]) -> tuple[IntArray, IntArray]:
+    """Return where the data of all members that there are begins and ends in the shard: int64, (members,).
+
+    Args:
+        members: For each field offset, size and more: int64, (samples,); negative where it is missing.
+    """
+    none = np.zeros(0, dtype=np.int64)
+    offsets = np.concatenate([none, *(arrays[0] for arrays in members.values())])
+    sizes = np.concatenate([none, *(arrays[1] for arrays in members.values())])
+    is_there = offsets >= 0
+    return offsets[is_there], offsets[is_there] + sizes[is_there]
