@@ -123,7 +123,7 @@ def want(monkeypatch):
             begun.wait()
             wanted += [pool.submit(shared.do, "a", held) for _ in range(3)]
             for _ in range(3):
-                come.acquire()
+                come.acquire(timeout=20)
             meanwhile()
             go_on.set()
         return len(calls), wanted

@@ -18,7 +18,7 @@ from shardkit.errors import (
     StorageError,
 )
 from shardkit.schemes import storage_for
-from tests.matrix import ENDS, READS, SAMPLES, by_loader, by_stream, pack_samples, read_through
+from tests.matrix import ENDS, READERS, READS, SAMPLES, by_loader, by_stream, pack_samples, read_through
 from tests.scripted import Scripted, answer
 from tests.servers.faults import READ_FAULTS
 
@@ -159,7 +159,7 @@ def test_a_public_bucket_is_read_without_credentials_though_it_is_not_listed(cep
     assert report.notes == ("its folder cannot be listed, so nobody knows whether there are files too many",)
 
 
-def test_a_signed_address_is_read_until_it_has_run_out(ceph):
+def test_a_signed_address_is_read_until_it_has_run_out(ceph, record_property):
     bucket = ceph.make_bucket()
     with ceph.client() as client:
         client.put_object(Bucket=bucket, Key="a.bin", Body=b"0123456789")
@@ -173,6 +173,7 @@ def test_a_signed_address_is_read_until_it_has_run_out(ceph):
     with pytest.raises(AccessError, match="its address may have expired: ask for another one") as caught:
         storage.info(old)
     assert "Signature" not in str(caught.value)
+    record_property("fault", ("s3", "presigned URL expiry", "storage", caught.type.__name__))
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_credentials_regions_and_endpoints_are_those_of_every_aws_tool(moto, pac
 
 @pytest.mark.usefixtures("tries")
 @pytest.mark.parametrize("is_renewed", [True, False])
-def test_credentials_that_expire_are_found_anew_once(moto, packed, aws, proxy, is_renewed):
+def test_credentials_that_expire_are_found_anew_once(moto, packed, aws, proxy, is_renewed, record_property):
     faulty = proxy(moto.url)
     profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
     aws.write_text(profile.format("OLDKEY", "old"))
@@ -217,6 +218,7 @@ def test_credentials_that_expire_are_found_anew_once(moto, packed, aws, proxy, i
 
         assert dataset[100]["bin"] == SAMPLES[dataset.keys()[100]]
         pack_samples(f"{packed}-{is_renewed}", storage_options=options)
+        record_property("fault", ("s3", "expired token, and there is a new one", "dataset", "right"))
     else:
         with pytest.raises(AccessError, match="the credentials have expired, so get new ones"):
             dataset[100]
@@ -298,7 +300,7 @@ def test_secrets_are_in_no_representation_and_a_pickle_reads_on(moto, packed):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
-def test_worker_processes_read_after_their_parent_has_read(start, kind, moto, packed):
+def test_worker_processes_read_after_their_parent_has_read(start, kind, moto, packed, record_property):
     options = options_for(moto)
     make = shardkit.ShardDataset if kind == "dataset" else shardkit.ShardStream
     dataset = make(packed, storage_options=options)
@@ -307,17 +309,19 @@ def test_worker_processes_read_after_their_parent_has_read(start, kind, moto, pa
 
     assert first["bin"] == SAMPLES[first["__key__"]]
     assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
+    record_property("fault", ("s3", f"{start} after the parent has read", kind, "right"))
 
 
-@pytest.mark.parametrize("read", [by_loader, by_stream])
-def test_an_epoch_survives_a_gateway_that_is_killed_and_started_again(read, ceph, proxy, tries):
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+@pytest.mark.parametrize("read", ["loader", "stream", "tar"])
+def test_an_epoch_survives_a_gateway_that_is_killed_and_started_again(read, ceph, proxy, tries, record_property):
     url = f"s3://{ceph.make_bucket()}/none"
     pack_samples(url, compression="none", storage_options=options_for(ceph))
     faulty = proxy(ceph.url)
     held = faulty.hold(after=1000, path="*-000002.tar")
     found = []
     options = options_for(ceph, faulty.url, total_timeout=60, config_kwargs={"read_timeout": 30})
-    reader = threading.Thread(target=lambda: found.extend(read(url, options)))
+    reader = threading.Thread(target=lambda: found.extend(READERS[read](url, options)))
     reader.start()
     held.wait()
     ceph.kill()
@@ -327,9 +331,10 @@ def test_an_epoch_survives_a_gateway_that_is_killed_and_started_again(read, ceph
 
     assert len(found) == len(SAMPLES)
     assert dict(found) == SAMPLES
+    record_property("fault", ("s3", "gateway kill -9 and restart", read, "right"))
 
 
-def test_versions_are_told_apart(server):
+def test_versions_are_told_apart(server, record_property):
     bucket = server.make_bucket()
     storage, url = storage_for("s3://x", options_for(server)), f"s3://{bucket}/a"
     with server.client() as client:
@@ -345,3 +350,4 @@ def test_versions_are_told_apart(server):
         client.put_object(Bucket=bucket, Key="empty", Body=b"")
     assert storage.info(f"s3://{bucket}/empty").size == 0
     assert storage.open(f"s3://{bucket}/empty").read(5) == b""
+    record_property("fault", ("s3", "416 on an empty object", "storage", "right"))

@@ -118,7 +118,7 @@ def test_a_name_that_is_taken_is_refused_and_replaced_only_when_asked(data, serv
 
 
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["whole", "parts"])
-def test_a_name_that_is_taken_meanwhile_is_not_replaced(data, moto):
+def test_a_name_that_is_taken_meanwhile_is_not_replaced(data, moto, record_property):
     url = f"s3://{moto.make_bucket()}/a.tar"
     storage = storage_for(url, options_for(moto))
     with pytest.raises(DatasetExistsError):
@@ -126,10 +126,13 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced(data, moto):
 
     assert storage.read_range(url, 0, len(OLD)) == OLD
     write(storage, f"{url}2", data, meanwhile=lambda: write(storage, f"{url}2", data))  # the same is no other
+    way = "whole, new" if data is SMALL else "parts, new"
+    record_property("fault", ("upload", "412, other content is there", way, "DatasetExistsError"))
+    record_property("fault", ("upload", "412, the same content is there", way, "written"))
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_after_an_exception_while_it_is_written_nothing_is_there(error, moto):
+def test_after_an_exception_while_it_is_written_nothing_is_there(error, moto, record_property):
     url = f"s3://{moto.make_bucket()}/a.tar"
     storage = storage_for(url, options_for(moto))
 
@@ -140,9 +143,10 @@ def test_after_an_exception_while_it_is_written_nothing_is_there(error, moto):
         write(storage, url, LARGE, meanwhile=fail)
 
     assert storage.list(url.rpartition("/")[0]) == []
+    record_property("fault", ("upload", f"{error.__name__} in the writer", "parts, new", "nothing"))
 
 
-def test_ctrl_c_while_parts_are_sent_takes_them_back(moto, monkeypatch):
+def test_ctrl_c_while_parts_are_sent_takes_them_back(moto, monkeypatch, record_property):
     url = f"s3://{moto.make_bucket()}/a.tar"
     storage = storage_for(url, options_for(moto))
     send_part = uploads.Uploads._send_part
@@ -158,9 +162,10 @@ def test_ctrl_c_while_parts_are_sent_takes_them_back(moto, monkeypatch):
 
     assert storage.list(url.rpartition("/")[0]) == []
     assert list(storage.serving(url).uploads.list(url)) == []
+    record_property("fault", ("upload", "Ctrl-C while it is sent", "parts, new", "nothing"))
 
 
-def test_a_full_disk_where_files_wait_says_where_that_is(moto):
+def test_a_full_disk_where_files_wait_says_where_that_is(moto, record_property):
     url = f"s3://{moto.make_bucket()}/a.tar"
 
     def full():
@@ -169,10 +174,11 @@ def test_a_full_disk_where_files_wait_says_where_that_is(moto):
     with pytest.raises(OSError, match="No space left on device") as caught:
         write(storage_for(url, options_for(moto)), url, SMALL, meanwhile=full)
 
+    record_property("fault", ("upload", "disk full in spool", "whole, new", "OSError"))
     assert caught.value.filename == f"{spool.tempfile.gettempdir()} (TMPDIR, where {url} waits until it is whole)"
 
 
-def test_a_file_that_changes_while_it_is_sent_is_refused(moto, monkeypatch):
+def test_a_file_that_changes_while_it_is_sent_is_refused(moto, monkeypatch, record_property):
     url = f"s3://{moto.make_bucket()}/a.tar"
     of = uploads._Content.of
 
@@ -187,6 +193,7 @@ def test_a_file_that_changes_while_it_is_sent_is_refused(moto, monkeypatch):
     with pytest.raises(StorageError, match="the file that is sent was changed meanwhile; write it again"):
         write(storage_for(url, options_for(moto)), url, LARGE)
     assert list(storage_for(url, options_for(moto)).serving(url).uploads.list(url)) == []
+    record_property("fault", ("upload", "spool changed during upload", "parts, new", "StorageError"))
 
 
 @pytest.mark.usefixtures("tries")
@@ -271,22 +278,68 @@ import sys, json, shardkit
 from shardkit import uploads
 uploads.ONE_REQUEST_BYTES = 1 << 20
 uploads.PART_BYTES = 5 << 20
-samples = ({"__key__": f"{i:04d}", "bin": bytes(3_000_000)} for i in range(4))
+samples = ({"__key__": f"{i:04d}", "bin": bytes(int(sys.argv[3]))} for i in range(4))
 shardkit.pack(samples, sys.argv[1], compression="none", progress=False, storage_options=json.loads(sys.argv[2]))
 """
+
+
+def kill_pack(url, server, faulty, moment, size=3_000_000):
+    """Begin a pack in another process, and kill it while it makes a request, which is held and returned."""
+    held = faulty.hold(**moment)
+    options = json.dumps(options_for(server, faulty.url, config_kwargs={"read_timeout": 60}))
+    process = subprocess.Popen([sys.executable, "-c", KILLED, url, options, str(size)], cwd=Path(__file__).parents[1])
+    held.wait()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return held
+
+
+MOMENTS = {
+    "unfinished.json": ({"method": "PUT", "path": "*/unfinished.json"}, 1000),
+    "PUT": ({"method": "PUT", "path": "*.tar"}, 1000),
+    "Create": ({"method": "POST", "query": "uploads"}, 3_000_000),
+    "a part": ({"method": "PUT", "query": "partNumber=1"}, 3_000_000),
+    "Complete": ({"method": "POST", "query": "uploadId="}, 3_000_000),
+    "index": ({"method": "PUT", "path": "*.parquet"}, 1000),
+    "manifest": ({"method": "PUT", "path": "*/manifest.json"}, 1000),
+    "the end": ({"method": "DELETE", "path": "*/unfinished.json"}, 1000),
+}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_pack_that_is_killed_at_any_request_leaves_whole_files_and_goes_on(
+    moment, moto, proxy, tmp_path, record_property
+):
+    bucket, (request, size) = moto.make_bucket(), MOMENTS[moment]
+    url, options = f"s3://{bucket}/train", {"storage_options": options_for(moto)}
+
+    def pack(destination, **options):
+        samples = ({"__key__": f"{i:04d}", "bin": bytes(size)} for i in range(4))
+        shardkit.pack(samples, destination, compression="none", progress=False, **options)
+
+    pack(tmp_path / "train")
+    kill_pack(url, moto, proxy(moto.url), request, size)
+    storage = storage_for(url, options["storage_options"])
+    for name in storage.list(url):
+        if name.startswith("train-"):
+            whole = (tmp_path / "train" / name).read_bytes()
+            assert storage.info(f"{url}/{name}").size == len(whole)
+            assert storage.read_range(f"{url}/{name}", 0, len(whole)) == whole
+    with pytest.raises(shardkit.UnfinishedDatasetError if moment != "unfinished.json" else shardkit.DatasetError):
+        shardkit.ShardDataset(url, **options)
+    record_property("fault", ("upload", f"kill -9 at {moment}", "a pack", "no dataset, whole files"))
+    pack(url, **options)
+
+    assert shardkit.ShardDataset(url, **options).digest == shardkit.ShardDataset(tmp_path / "train").digest
+    assert shardkit.verify(url, **options).ok
 
 
 @pytest.mark.multiprocess
 def test_a_pack_that_is_killed_leaves_no_visible_dataset_and_its_upload_can_be_taken_back(ceph, proxy):
     bucket = ceph.make_bucket()
     url, faulty = f"s3://{bucket}/train", proxy(ceph.url)
-    held = faulty.hold(method="PUT", query="partNumber=2")
-    options = options_for(ceph, faulty.url, config_kwargs={"read_timeout": 60})
-    process = subprocess.Popen([sys.executable, "-c", KILLED, url, json.dumps(options)], cwd=Path(__file__).parents[1])
-    held.wait()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    held.release()
+    kill_pack(url, ceph, faulty, {"method": "PUT", "query": "partNumber=2"}).release()
     direct = options_for(ceph)
     storage = storage_for(url, direct)
 

@@ -1,7 +1,9 @@
 """What is on web servers is read like local files, through every fault that networks are known for."""
 
 import json
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
@@ -15,7 +17,7 @@ from shardkit.errors import (
     StorageError,
 )
 from shardkit.inspection import list_samples, list_shards, read_member
-from tests.matrix import OPTIONS, READS, SAMPLES, by_loader, by_stream, pack_samples, read_through
+from tests.matrix import FORWARD, OPTIONS, READERS, READS, SAMPLES, by_stream, pack_samples, read_through
 from tests.servers.faults import READ_FAULTS
 from tests.servers.programs import Nginx
 
@@ -44,6 +46,38 @@ def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
     faulty = proxy(web.url)
     end = read_through(fault, read, faulty, f"{faulty.url}/none", OPTIONS, tries)
     record_property("fault", ("http", fault, read, end))
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+@pytest.mark.parametrize("read", READS)
+def test_a_host_that_does_not_exist_is_an_error_at_once(read, tries, record_property):
+    tries.append(lambda: pytest.fail("it was tried again"))
+    with pytest.raises(StorageError, match="the name of its host is not known") as caught:
+        READERS[read]("http://nowhere.invalid/none", OPTIONS)
+    record_property("fault", ("http", "DNS failure", read, caught.type.__name__))
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("cut", ["at a member boundary", "in a header", "in data", "before the end marker"])
+def test_a_shard_that_was_cut_is_an_error_and_never_a_shorter_one(cut, read, web, record_property):
+    name = f"{read} {cut}".replace(" ", "-")
+    folder = Path(shutil.copytree(web.folder / "none", web.folder / name / "none"))
+    shard, member = folder / "none-000001.tar", 512 + 2048  # at least of such a size is each
+    whole = shard.read_bytes()
+    boundary = next(at for at in range(30 * member, len(whole), 512) if whole[at + 257 : at + 262] == b"ustar")
+    places = {"at a member boundary": boundary, "in a header": boundary + 100, "in data": boundary + 1000}
+    shard.write_bytes(whole[: places.get(cut, len(whole) - 1024)])
+    found, end, about = [], "right", ""
+    try:
+        found = READERS[read](f"{web.url}/{name}/none", OPTIONS)
+    except ShardError as error:
+        end, about = type(error).__name__, error.url
+    record_property("fault", ("http", f"tar cut {cut}", read, end))
+
+    is_seen = read in FORWARD or cut != "before the end marker"  # nobody who has an index looks there
+    assert end == ("TruncatedShardError" if is_seen else "right")
+    assert about.endswith("none-000001.tar") if is_seen else found == READERS[read](f"{web.url}/none", OPTIONS)
 
 
 def test_a_dataset_on_a_web_server_is_the_local_one(web):
@@ -228,7 +262,7 @@ def test_nothing_is_written_to_a_web_server(web):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
-def test_worker_processes_read_after_their_parent_has_read(start, kind, web):
+def test_worker_processes_read_after_their_parent_has_read(start, kind, web, record_property):
     url = f"{web.url}/none"
     dataset = shardkit.ShardDataset(url) if kind == "dataset" else shardkit.ShardStream(url)
     first = dataset[0] if kind == "dataset" else next(iter(dataset))
@@ -238,6 +272,7 @@ def test_worker_processes_read_after_their_parent_has_read(start, kind, web):
     assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
     if kind == "dataset":
         assert dataset[0]["bin"] == first["bin"]
+    record_property("fault", ("http", f"{start} after the parent has read", kind, "right"))
 
 
 @pytest.mark.usefixtures("tries")
@@ -251,19 +286,15 @@ def test_a_stream_goes_on_in_the_middle_of_a_shard(web, proxy):
     assert asked == sorted(set(asked))  # nothing twice
 
 
-@pytest.mark.parametrize("read", ["loader", "stream"])
-def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx, web, proxy, tries):
+@pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
+@pytest.mark.parametrize("read", ["loader", "stream", "tar"])
+def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx, web, proxy, tries, record_property):
     (nginx.folder / "none").symlink_to(web.folder / "none")
     faulty = proxy(nginx.url)
     held = faulty.hold(after=1000, path="*-000002.tar")
     found = []
 
-    def epoch():
-        found.extend(
-            by_loader(f"{faulty.url}/none", OPTIONS) if read == "loader" else by_stream(f"{faulty.url}/none", OPTIONS)
-        )
-
-    reader = threading.Thread(target=epoch)
+    reader = threading.Thread(target=lambda: found.extend(READERS[read](f"{faulty.url}/none", OPTIONS)))
     reader.start()
     held.wait()
     nginx.kill()
@@ -273,3 +304,4 @@ def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx
 
     assert len(found) == len(SAMPLES)
     assert dict(found) == SAMPLES
+    record_property("fault", ("http", "server kill -9 and restart", read, "right"))
