@@ -121,6 +121,14 @@ def send_get(
     raise StorageError(message, url=url)
 
 
+def begin_anew(url: str, network: Network) -> None:
+    """Let requests to a server be made over new connections, and close those that nobody uses.
+
+    What is at hand may be broken too; and a server that serves few connections at a time may wait for one that is idle.
+    """
+    _managers.pop((os.getpid(), _origin(url), network.ca_certs), None)
+
+
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}"

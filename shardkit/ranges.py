@@ -22,7 +22,7 @@ from shardkit.errors import (
     StorageError,
     hide_secrets,
 )
-from shardkit.network import Network, describe_failure, send_get
+from shardkit.network import Network, begin_anew, describe_failure, send_get
 from shardkit.storage import FileInfo, ended
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ class RangeStream:
         self._fresh = fresh
         self._end: int | None = None  # of what can be read, once it is known
         self._response: BaseHTTPResponse | None = None
+        self._address = url  # that was asked last
         self._at = 0  # the position of the response's next byte
         self._read_over = _READ_OVER
         self._pid = os.getpid()
@@ -233,6 +234,7 @@ class RangeStream:
                 return step(attempts, *args)
             except HTTPError as error:
                 self._drop()
+                begin_anew(self._address, self._ranges.network)
                 problem, can_be_retried = describe_failure(error)
                 attempts.fail(self._doing, problem, is_final=not can_be_retried)
             except BaseException:
@@ -308,9 +310,9 @@ class RangeStream:
         if known is not None:
             headers |= known.condition
         signer = self._ranges.signer
-        address, headers = signer.sign(self.url, headers)
+        self._address, headers = signer.sign(self.url, headers)
         return send_get(
-            address,
+            self._address,
             headers,
             self._ranges.network,
             seconds=max(0.001, attempts.seconds_left),

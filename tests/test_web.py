@@ -305,3 +305,38 @@ def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx
     assert len(found) == len(SAMPLES)
     assert dict(found) == SAMPLES
     record_property("fault", ("http", "server kill -9 and restart", read, "right"))
+
+
+def test_a_server_that_takes_few_connections_serves_many_threads(web, proxy):
+    faulty = proxy(web.url)
+    faulty.distance(connections=2)
+    found = []
+    options = {"read_timeout": 0.5}
+    readers = [
+        threading.Thread(target=lambda: found.extend(by_stream(f"{faulty.url}/none", options))) for _ in range(4)
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+
+    assert len(found) == 4 * len(SAMPLES)
+    assert dict(found) == SAMPLES
+
+
+def test_reading_on_and_on_takes_no_more_descriptors_and_threads(web):
+    def taken():
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    def read():
+        assert len(by_stream(f"{web.url}/none", OPTIONS)) == len(SAMPLES)
+        assert [dataset[i]["bin"] for i in range(0, 200, 10)]
+        next(iter(shardkit.ShardStream(f"{web.url}/none", storage_options=OPTIONS)))
+
+    dataset = shardkit.ShardDataset(f"{web.url}/none", storage_options=OPTIONS)
+    read()
+    before = taken()
+    for _ in range(5):
+        read()
+
+    assert taken() == before
