@@ -193,15 +193,14 @@ class S3Session:
         return False
 
 
-_sessions: dict[tuple[int, str], S3Session] = {}
+_sessions: dict[str, S3Session] = {}
 os.register_at_fork(after_in_child=_sessions.clear)
 
 
 def session_for(options: S3Options) -> S3Session:
     """Return this process's session for some options."""
-    key = os.getpid(), options.identity
-    session = _sessions.get(key)
-    return session if session is not None else _sessions.setdefault(key, S3Session(options))
+    session = _sessions.get(options.identity)
+    return session if session is not None else _sessions.setdefault(options.identity, S3Session(options))
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class Network:
                 raise ArgumentError(f"storage_options: {name} must be a positive number of seconds, got {value!r}")
 
 
-# By process, server and certificates. A fork takes no connections along: two processes would read from one.
-_managers: "dict[tuple[int, str, str], PoolManager]" = {}
+# By server and certificates. A fork takes none along, as two processes would read from one connection.
+_managers: "dict[tuple[str, str], PoolManager]" = {}
 os.register_at_fork(after_in_child=_managers.clear)
 
 
@@ -126,7 +126,7 @@ def begin_anew(url: str, network: Network) -> None:
 
     What is at hand may be broken too; and a server that serves few connections at a time may wait for one that is idle.
     """
-    _managers.pop((os.getpid(), _origin(url), network.ca_certs), None)
+    _managers.pop((_origin(url), network.ca_certs), None)
 
 
 def _origin(url: str) -> str:
@@ -137,7 +137,7 @@ def _origin(url: str) -> str:
 def _manager(url: str, ca_certs: str, *, fresh: bool) -> "PoolManager":
     if fresh:
         return _make_manager(url, ca_certs)
-    key = os.getpid(), _origin(url), ca_certs
+    key = _origin(url), ca_certs
     manager = _managers.get(key)
     if manager is None:
         manager = _managers.setdefault(key, _make_manager(url, ca_certs))

@@ -270,7 +270,7 @@ class RangeStream:
     def _drop(self) -> None:
         """Let go of the answer, and of its connection too if it was not read to its end."""
         response, self._response = self._response, None
-        if response is not None and self._pid == os.getpid():  # in a forked child the connection is the parent's
+        if response is not None:
             response.close()
 
     def _connect(self, attempts: Attempts) -> bytes:

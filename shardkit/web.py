@@ -42,7 +42,8 @@ class WebSigner:
             url = urlunsplit(parts._replace(netloc=host))
         else:
             username, password = self.username, self.password
-        signed = {**self.headers, **headers}
+        own = {name.lower() for name in headers}
+        signed = {name: value for name, value in self.headers.items() if name.lower() not in own} | headers
         if username or password:
             pair = f"{unquote(username)}:{unquote(password)}" if at else f"{username}:{password}"
             signed["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
