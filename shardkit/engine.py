@@ -116,7 +116,9 @@ class Engine:
         places = min(memory // max(1, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
         self._arena = make_arena(places) if make_arena else None
         self._changed = threading.Condition()
-        self._fetcher = Fetcher(blocks, self._changed, self._give, arena=self._arena, places=places, buffers=buffers)
+        self._fetcher = Fetcher(
+            blocks, self._changed, self._take_fetched, arena=self._arena, places=places, buffers=buffers
+        )
         self._planned = schedule(blocks, plan, batches, position=position, rank=rank)
         self._upcoming: Planned | None = None  # not yet admitted
         self._made: set[int] = set()  # numbers of batches that are made though one before them is not
@@ -127,6 +129,7 @@ class Engine:
         self._is_planned = False  # to the end
         self._error: BaseException | None = None  # of planning
         self._is_planning = False
+        self._is_awaited = False  # somebody waits for the next batch
         self._is_closed = False
         self._process = os.getpid()
         self._planner = Threads(1, "shardkit-plan")
@@ -146,9 +149,9 @@ class Engine:
                     if self._error is not None:
                         raise self._error
                     return None
-                if self._queue and not self._fetcher.has(self._queue[0].plan):
-                    self._fetcher.hurry()
+                self._is_awaited = True
                 self._changed.wait()
+            self._is_awaited = False
             batch = self._queue.popleft()
             self._given -= 1
             self._returned += 1
@@ -212,6 +215,12 @@ class Engine:
         return True
 
     # Making batches
+
+    def _take_fetched(self) -> None:
+        """Go on with a block that has come. The lock is held."""
+        if self._is_awaited and self._queue and not self._fetcher.has(self._queue[0].plan):
+            self._fetcher.hurry()
+        self._give()
 
     def _give(self) -> None:
         """Give batches whose blocks are there to the workers, so many ahead. The lock is held."""

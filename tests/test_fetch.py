@@ -1,5 +1,6 @@
 """Blocks are fetched ahead: more at a time where fetching is waiting, in whatever order they come."""
 
+import itertools
 import random
 import threading
 import time
@@ -45,6 +46,31 @@ def test_more_is_fetched_at_a_time_from_far_away(folder, monkeypatch):
 
     assert labels == expected
     assert 4 * fetch._THREADS <= most <= fetch._MAX_THREADS
+
+
+def test_the_first_batch_is_already_fetched_by_many(folder, monkeypatch):
+    monkeypatch.setattr(fetch, "_DISTANT", -1.0)
+    is_awaited, enough, calls = threading.Event(), threading.Event(), itertools.count()
+    read_block = ShardDataset.read_block
+
+    def read(self, *place):
+        number = next(calls)
+        if number < 3:  # each that has come doubles their number: 4, 8, 16, 32
+            assert is_awaited.wait(60)
+        elif number < 3 + fetch._MAX_THREADS - 1:
+            assert enough.wait(60)
+        else:
+            enough.set()
+        return read_block(self, *place)
+
+    monkeypatch.setattr(ShardDataset, "read_block", read)
+    batches = iter(ShardLoader(ShardDataset(folder), 64))
+    changed = batches._engine._changed
+    wait = changed.wait
+    monkeypatch.setattr(changed, "wait", lambda: (is_awaited.set(), wait()))
+
+    assert len(next(batches)["cls"]) == 64
+    assert enough.is_set()
 
 
 def test_only_who_waits_gets_more_threads_and_never_more_than_the_most(folder):
