@@ -1,6 +1,7 @@
 """What is on web servers is read like local files, through every fault that networks are known for."""
 
 import json
+import math
 import shutil
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import shardkit
+from shardkit import fetch
 from shardkit.errors import (
     AccessError,
     ArgumentError,
@@ -345,10 +347,26 @@ def test_a_server_that_takes_few_connections_serves_many_threads(web, proxy):
     assert dict(found) == SAMPLES
 
 
-def test_reading_on_and_on_takes_no_more_descriptors_and_threads(web):
-    def taken():
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+def taken():
+    """Return how many descriptors and threads there are."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
+
+def test_an_epoch_of_a_thousand_shards_takes_no_more_descriptors_and_threads(nginx, monkeypatch):
+    monkeypatch.setattr(fetch, "_DISTANT", math.inf)  # however busy this machine is
+    samples = ({"__key__": f"{i:04d}", "bin": b"%d" % i} for i in range(1000))
+    shardkit.pack(samples, nginx.folder / "many", shard_samples=1, progress=False)
+    dataset = shardkit.ShardDataset(f"{nginx.url}/many")
+    before, _ = taken()
+    descriptors, threads = zip(*(taken() for _ in shardkit.ShardLoader(dataset, 10)), strict=True)
+
+    assert len(dataset.manifest.shards) == 1000
+    assert len(threads) == 100
+    assert len(set(threads)) == 1
+    assert max(descriptors) <= before + fetch._THREADS
+
+
+def test_reading_on_and_on_takes_no_more_descriptors_and_threads(web):
     def read():
         assert len(by_stream(f"{web.url}/none", OPTIONS)) == len(SAMPLES)
         assert [dataset[i]["bin"] for i in range(0, 200, 10)]
