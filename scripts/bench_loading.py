@@ -17,8 +17,6 @@ Either takes less than 15 minutes on a machine with two processors that does not
 import argparse
 import importlib.util
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,40 +25,16 @@ from typing import Any
 
 from loading.classic import BATCH_SIZES as CLASSIC_BATCH_SIZES
 from loading.classic import WORKERS, measure_classic, summarise_classic
-from loading.environments import PACKAGES, UnavailableError, python_of
+from loading.environments import find_python, python_of
 from loading.inputs import make_inputs
 from loading.job import BATCH_SIZES, PIPELINES, Job
+from loading.notes import describe_machine
 from loading.peers import OWN, PEERS, Peer
 from loading.rounds import child_environment, measure_rounds, summarise
 from loading.tables import classic_tables, task_table
 
 _INPUT, _CLASSIC_INPUT = (4000, 200_000), (1500, 100)  # images, and small samples, of which --classic needs none
 _WORK = Path(tempfile.gettempdir(), "shardkit-bench-loading")
-
-
-def find_python(package: str, work: Path, *, install: bool) -> str:
-    """Return a Python that can import a package.
-
-    Raises:
-        UnavailableError: There is none, and none can or may be made.
-    """
-    if not package or importlib.util.find_spec(package):
-        return sys.executable
-    if not install:
-        raise UnavailableError(f"{' '.join(PACKAGES[package])} is not installed")
-    return python_of(package, work)
-
-
-def machine() -> dict[str, Any]:
-    """Return what numbers depend on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {
-        "processor": model or platform.machine(),
-        "processors": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "load": os.getloadavg()[0],
-    }
 
 
 def measure_gil(folder: Path, seconds: float) -> dict[str, float]:
@@ -155,7 +129,7 @@ def main() -> None:
     python = sys.executable if arguments.no_install else python_of("input", arguments.work)
     images, smalls = _CLASSIC_INPUT if arguments.classic else _INPUT
     folder = make_inputs(arguments.work, arguments.images or images, arguments.smalls or smalls, python)
-    state = machine()
+    state = describe_machine()
     print(", ".join(f"{name} {value}" for name, value in state.items()), flush=True)
     title = f"{state['processor']}, {state['processors']} processors, Python {state['python']}"
     results = (compare_ways if arguments.classic else compare_loaders)(arguments, folder, title)

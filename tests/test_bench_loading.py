@@ -138,8 +138,8 @@ def test_a_run_that_others_disturbed_is_repeated_twice_at_most(monkeypatch):
         return runs[-1]
 
     monkeypatch.setattr(rounds, "run_child", run_child)
-    peer = Peer("one", "bare", ("raw",))
-    job = Job("raw", "bare", "", 1)
+    peer = Peer("one", "loading.bare", ("raw",))
+    job = Job("raw", "loading.bare", "", 1)
     results = rounds.measure_rounds([peer], lambda _: "", lambda _: job, rounds=2, quiet=0.05)
 
     assert [result.get("others") for result in results["one"]] == [None, 0.3, 0.01]

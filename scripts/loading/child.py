@@ -34,7 +34,7 @@ def main() -> None:
 def measure(job: Job) -> dict[str, Any]:
     """Return what was measured of a job."""
     before_import = time.perf_counter()
-    module = importlib.import_module(f"loading.{job.module}")
+    module = importlib.import_module(job.module)
     started = time.perf_counter()
     memory_before = anonymous_bytes(os.getpid())
     make = module.open_passes(job)
@@ -54,18 +54,22 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def _rates(make: Passes, job: Job) -> dict[str, float]:
-    cpu, machine = tree_cpu_seconds(), machine_cpu_seconds()
+    cpu, machine, servers = tree_cpu_seconds(), machine_cpu_seconds(), _cpu_seconds(job.servers)
     started = time.perf_counter()
     count, seconds = 0, 0.0
     while not count or seconds < job.seconds:
         for (values, _), _ in _timed(make(), started, seconds + job.limit):
             count += len(values)
         seconds = time.perf_counter() - started
-    cpu, machine = tree_cpu_seconds() - cpu, machine_cpu_seconds() - machine
+    cpu, machine, servers = (
+        tree_cpu_seconds() - cpu,
+        machine_cpu_seconds() - machine,
+        _cpu_seconds(job.servers) - servers,
+    )
     return {
         "samples_per_second": count / seconds,
         "cpu_seconds_per_1000": 1000 * cpu / count,
-        "others": max(0.0, machine - cpu) / seconds,
+        "others": max(0.0, machine - cpu - servers) / seconds,
     }
 
 
@@ -93,7 +97,7 @@ class _Check:
     def add(self, batch: Batch) -> None:
         values, labels = batch
         self._sums["samples"] += len(values)
-        if self._task in ("raw", "small"):
+        if "bytes" in self._sums:
             self._sums["bytes"] += sum(map(len, values))
             self._sums["checksum"] += sum(map(crc32, values))
         else:
@@ -130,6 +134,11 @@ def tree_cpu_seconds() -> float:
         fields = _stat(process)
         total += sum(int(ticks) for ticks in fields[11:15]) / _TICKS
     return total
+
+
+def _cpu_seconds(processes: Iterable[int]) -> float:
+    """Return what processes that are alive have used."""
+    return sum(int(ticks) for process in processes for ticks in _stat(process)[11:13]) / _TICKS
 
 
 def processes_below(root: int) -> list[int]:

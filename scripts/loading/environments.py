@@ -4,6 +4,7 @@ What an environment installs comes first there; what it lacks, it takes from the
 is not installed once a peer, and no peer changes what another one has.
 """
 
+import importlib.util
 import shutil
 import site
 import subprocess
@@ -17,6 +18,9 @@ PACKAGES = {
     "spdl": ["spdl-core", "spdl-io"],
     "dali": ["nvidia-dali-cuda130"],
     "albumentations": ["albumentations", "opencv-python-headless"],
+    "aiohttp": ["fsspec[http]"],
+    "s3fs": ["s3fs"],
+    "boto3": ["boto3"],
 }
 """The environments, and what pip installs into each."""
 _PROGRAMS = {"spdl": ("ffmpeg", ["ffmpeg"])}  # SPDL's wheel has no FFmpeg; Debian's package brings its libraries
@@ -24,6 +28,19 @@ _PROGRAMS = {"spdl": ("ffmpeg", ["ffmpeg"])}  # SPDL's wheel has no FFmpeg; Debi
 
 class UnavailableError(Exception):
     """An environment cannot be made here; the message says why."""
+
+
+def find_python(package: str, work: Path, *, install: bool) -> str:
+    """Return a Python that can import a package.
+
+    Raises:
+        UnavailableError: There is none, and none can or may be made.
+    """
+    if not package or importlib.util.find_spec(package):
+        return sys.executable
+    if not install:
+        raise UnavailableError(f"{' '.join(PACKAGES[package])} is not installed")
+    return python_of(package, work)
 
 
 def python_of(name: str, work: Path) -> str:

@@ -48,10 +48,10 @@ def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
         new = Path(temporary) / folder.name
         subprocess.run([python, _PHOTOGRAPHS, new / "files", str(images)], check=True)
         source = shardkit.ImageFolder(new / "files")
-        _pack(source, new / "image", images)
-        _pack(_texts(smalls), new / "small", smalls)
-        _pack(_arrays(smalls), new / "npy", smalls)
-        expected = {task: _sums(new / name) for task, name in (("raw", "image"), ("small", "small"))}
+        pack_shards(source, new / "image", images)
+        pack_shards(_texts(smalls), new / "small", smalls)
+        pack_shards(_arrays(smalls), new / "npy", smalls)
+        expected = {task: sum_samples(new / name) for task, name in (("raw", "image"), ("small", "small"))}
         expected["image"] = {"samples": images, "labels": expected["raw"]["labels"]}
         expected["npy"] = {"samples": smalls}
         (new / "expected.json").write_text(json.dumps(expected))
@@ -59,8 +59,9 @@ def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
     return folder
 
 
-def _pack(source: Any, destination: Path, count: int) -> None:
-    shardkit.pack(source, destination, shard_samples=-(-count // _SHARDS), compression="none", progress=False)
+def pack_shards(source: Any, destination: Path, count: int, shards: int = _SHARDS) -> None:
+    """Pack so many samples into so many shards, with what DALI wants to know of them."""
+    shardkit.pack(source, destination, shard_samples=-(-count // shards), compression="none", progress=False)
     for index in destination.glob("*.parquet"):
         _write_dali_index(index)
 
@@ -90,7 +91,7 @@ def _arrays(count: int) -> Iterator[dict[str, Any]]:
         yield {"__key__": f"{number:09d}", "npy": numbers[start : start + ARRAY]}
 
 
-def _sums(folder: Path) -> dict[str, int]:
+def sum_samples(folder: Path) -> dict[str, int]:
     """Return what a whole pass over undecoded samples adds up to."""
     sums = {"samples": 0, "labels": 0, "bytes": 0, "checksum": 0}
     for sample in shardkit.ShardStream(folder, decode=False, shuffle=False):

@@ -30,13 +30,14 @@ class Job:
 
     Attributes:
         task: One of ``BATCH_SIZES``.
-        module: The module of this package that has the loader, in ``open_passes(job)``.
+        module: The module that has the loader, in ``open_passes(job)``.
         folder: The input, as ``inputs`` made it.
         workers: Threads or processes; 0 for the process itself.
         options: What else the loader is to do, as its module says.
         seconds: How long to measure, in whole passes.
         limit: After how many seconds a pass is left, if the loader is that slow.
         only_first: Leave it at the first pass, of which come no rates.
+        servers: Processes that belong to what is measured, though not to the loader.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Job:
     seconds: float = 2.0
     limit: float = 6.0
     only_first: bool = False
+    servers: tuple[int, ...] = ()
 
     @property
     def batch_size(self) -> int:

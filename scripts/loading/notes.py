@@ -1,7 +1,11 @@
-"""What a long benchmark says of how far it is."""
+"""What a long benchmark says of how far it is, and of where it runs."""
 
+import os
+import platform
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 _STARTED = time.monotonic()
 
@@ -10,3 +14,15 @@ def note(text: str) -> None:
     """Print a line to standard error, with the minutes and seconds since the start."""
     minutes, seconds = divmod(int(time.monotonic() - _STARTED), 60)
     print(f"{minutes:3d}:{seconds:02d}  {text}", file=sys.stderr, flush=True)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what numbers depend on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": model or platform.machine(),
+        "processors": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }

@@ -10,7 +10,7 @@ class Peer:
 
     Attributes:
         name: What tables call it.
-        module: Its module in this package.
+        module: Its module.
         tasks: What it is measured at.
         workers: Threads or processes; 0 for the process itself.
         options: What its module is told.
@@ -32,25 +32,25 @@ _PILLOW = {"pillow": True}
 _SMALLER = ("raw", "small", "npy")
 
 PEERS = (
-    Peer(CEILING, "bare", ("image", *_SMALLER)),
-    Peer(OWN, "with_shardkit", ("image", *_SMALLER)),
-    Peer("shardkit, memory=64MB", "with_shardkit", ("image", "raw"), options={"memory": "64MB"}),
-    Peer("shardkit stream, DataLoader", "with_shardkit", ("image",), options={"stream": True}),
-    Peer("webdataset, DataLoader", "with_webdataset", ("image",), options=_PILLOW, package="webdataset"),
-    Peer("webdataset, DataLoader, our kernels", "with_webdataset", ("image",), package="webdataset"),
-    Peer("webdataset, in process", "with_webdataset", _SMALLER, 0, package="webdataset"),
-    Peer("webdataset, DataLoader", "with_webdataset", _SMALLER, package="webdataset"),
-    Peer("files, DataLoader", "with_files", ("image",), options=_PILLOW),
-    Peer("files, DataLoader, our kernels", "with_files", ("image",)),
-    Peer("HF datasets, DataLoader", "with_datasets", ("image", "raw", "small"), package="datasets"),
-    Peer("HF datasets, in process", "with_datasets", ("raw", "small"), 0, package="datasets"),
-    Peer("SPDL, FFmpeg", "with_spdl", ("image",), package="spdl"),
-    Peer("SPDL, our kernels", "with_spdl", ("image",), options={"ours": True}, package="spdl"),
-    Peer("SPDL", "with_spdl", ("raw", "small"), package="spdl"),
-    Peer("DALI, antialiased", "with_dali", ("image",), options={"antialias": True}, package="dali"),
-    Peer("DALI, not antialiased", "with_dali", ("image",), package="dali"),
-    Peer("DALI", "with_dali", ("raw", "small"), package="dali"),
-    Peer("DALI, bytes not touched", "with_dali", ("raw",), options={"touch": False}, package="dali"),
-    Peer("files, in process", "with_files", ("raw",), 0),
-    Peer("files, DataLoader", "with_files", ("raw",)),
+    Peer(CEILING, "loading.bare", ("image", *_SMALLER)),
+    Peer(OWN, "loading.with_shardkit", ("image", *_SMALLER)),
+    Peer("shardkit, memory=64MB", "loading.with_shardkit", ("image", "raw"), options={"memory": "64MB"}),
+    Peer("shardkit stream, DataLoader", "loading.with_shardkit", ("image",), options={"stream": True}),
+    Peer("webdataset, DataLoader", "loading.with_webdataset", ("image",), options=_PILLOW, package="webdataset"),
+    Peer("webdataset, DataLoader, our kernels", "loading.with_webdataset", ("image",), package="webdataset"),
+    Peer("webdataset, in process", "loading.with_webdataset", _SMALLER, 0, package="webdataset"),
+    Peer("webdataset, DataLoader", "loading.with_webdataset", _SMALLER, package="webdataset"),
+    Peer("files, DataLoader", "loading.with_files", ("image",), options=_PILLOW),
+    Peer("files, DataLoader, our kernels", "loading.with_files", ("image",)),
+    Peer("HF datasets, DataLoader", "loading.with_datasets", ("image", "raw", "small"), package="datasets"),
+    Peer("HF datasets, in process", "loading.with_datasets", ("raw", "small"), 0, package="datasets"),
+    Peer("SPDL, FFmpeg", "loading.with_spdl", ("image",), package="spdl"),
+    Peer("SPDL, our kernels", "loading.with_spdl", ("image",), options={"ours": True}, package="spdl"),
+    Peer("SPDL", "loading.with_spdl", ("raw", "small"), package="spdl"),
+    Peer("DALI, antialiased", "loading.with_dali", ("image",), options={"antialias": True}, package="dali"),
+    Peer("DALI, not antialiased", "loading.with_dali", ("image",), package="dali"),
+    Peer("DALI", "loading.with_dali", ("raw", "small"), package="dali"),
+    Peer("DALI, bytes not touched", "loading.with_dali", ("raw",), options={"touch": False}, package="dali"),
+    Peer("files, in process", "loading.with_files", ("raw",), 0),
+    Peer("files, DataLoader", "loading.with_files", ("raw",)),
 )

@@ -60,7 +60,7 @@ def measure_rounds(
                 continue
             known.append(result)
             if turn:
-                shown = f"{result['samples_per_second']:,.0f} samples/s, others {result['others']:.0%}"
+                shown = f"{result['samples_per_second']:,.0f} a second, others {result['others']:.0%}"
             else:
                 shown = f"{result['memory_bytes'] / 1e6:,.0f} MB"
             note(f"{job.task}, round {turn} of {rounds}, {peer.name}: {shown}")
@@ -112,7 +112,9 @@ def child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def summarise(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], ceiling: str = CEILING, own: str = OWN
+) -> dict[str, dict[str, Any]]:
     """Return for each loader its medians, and the medians of its ratios to the ceiling and to shardkit, by rounds."""
     rows: dict[str, dict[str, Any]] = {}
     for name, results in runs.items():
@@ -128,16 +130,20 @@ def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict
         row["memory_beyond_imports_bytes"] = check["memory_bytes"] - check["memory_before_bytes"]
         row["checked"] = check["checked"]
         row["others"] = max(result["others"] for result in measured)
-        for what, against in (("of_ceiling", CEILING), ("of_shardkit", OWN)):
-            row |= _ratio(what, measured, runs.get(against, ())[1:])
+        for what, against in (("of_ceiling", ceiling), ("of_shardkit", own)):
+            row |= _ratios(what, runs, name, against)
         rows[name] = row
     return rows
 
 
-def _ratio(what: str, runs: Sequence[Any], others: Sequence[Any]) -> dict[str, float]:
-    """Return the median of the ratios of rounds, and the least and the largest."""
-    if not others:
+def _ratios(what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, against: str) -> dict[str, float]:
+    ratios = ratios_of("samples_per_second", runs, name, against)
+    if not ratios:
         return {}
-    pairs = zip(runs, others, strict=True)
-    ratios = [run["samples_per_second"] / other["samples_per_second"] for run, other in pairs]
     return {what: statistics.median(ratios), f"{what}_least": min(ratios), f"{what}_most": max(ratios)}
+
+
+def ratios_of(what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, against: str) -> list[float]:
+    """Return the ratio of two loaders in each round; none if one of them was not measured."""
+    pairs = zip(runs.get(name, ())[1:], runs.get(against, ())[1:], strict=False)
+    return [run[what] / other[what] for run, other in pairs]

@@ -34,7 +34,7 @@ def task_table(task: str, rows: Rows) -> str:
                 f"{row['first_batch_seconds']:.2f} s",
             ]
         )
-    return _table([*head, "first batch"], cells)
+    return markdown([*head, "first batch"], cells)
 
 
 def classic_tables(rows: Rows) -> str:
@@ -47,7 +47,7 @@ def classic_tables(rows: Rows) -> str:
             for pipeline, row in rows.items()
             for series, ratios in row[what].items()
         ]
-        tables.append(_table([title, "the loop, a sample", "2 bare threads", *map(str, numbers)], cells))
+        tables.append(markdown([title, "the loop, a sample", "2 bare threads", *map(str, numbers)], cells))
     cells = [
         [
             f"{text}, {series}",
@@ -57,7 +57,7 @@ def classic_tables(rows: Rows) -> str:
         for text, _, _, least in TARGETS
         for series in SERIES
     ]
-    tables.append(_table(["target", "at least", *rows], cells))
+    tables.append(markdown(["target", "at least", *rows], cells))
     return "\n\n".join(tables)
 
 
@@ -71,6 +71,7 @@ def _wanted(ratio: Mapping[str, float] | None, least: float) -> str:
     return _times(ratio) if ratio["median"] >= least else f"**{_times(ratio)}**"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; all columns but the first are aligned to the right."""
     lines = [head, ["---", *(["---:"] * (len(head) - 1))], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,6 +1,7 @@
 """shardkit: its loader with threads, or with the option ``stream`` its stream in a DataLoader with processes.
 
-With the option ``memory`` the loader may hold so much, and mixes fewer blocks together, as then it has to.
+With the option ``memory`` the loader may hold so much, and mixes fewer blocks together, as then it has to. With the
+options ``url`` and ``storage_options`` the dataset is read from there.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,16 +26,22 @@ def open_passes(job: Job) -> Passes:
     """Return what iterates over the loader once."""
     transform = {"value": RandomResizedCrop(SIZE)} if job.task == "image" else None
     decode = job.task in ("image", "npy")
+    place, storage_options = job.options.get("url", job.dataset), job.options.get("storage_options")
     loader: Iterable[Any]
     if job.options.get("stream"):
         stream = ShardStream(
-            job.dataset, fields=_FIELDS[job.task], decode=decode, transform=transform, batch_size=job.batch_size
+            place,
+            fields=_FIELDS[job.task],
+            decode=decode,
+            transform=transform,
+            batch_size=job.batch_size,
+            storage_options=storage_options,
         )
         loader = DataLoader(
             stream, batch_size=None, num_workers=job.workers, persistent_workers=True, multiprocessing_context="fork"
         )
     else:
-        dataset = ShardDataset(job.dataset, fields=_FIELDS[job.task], decode=decode)
+        dataset = ShardDataset(place, fields=_FIELDS[job.task], decode=decode, storage_options=storage_options)
         memory = {"memory": job.options["memory"], "lanes": _FEW_LANES} if "memory" in job.options else {}
         loader = ShardLoader(dataset, job.batch_size, transform=transform, num_workers=job.workers, **memory)
     return partial(_batches, loader)

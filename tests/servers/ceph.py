@@ -43,7 +43,7 @@ paxos propose interval = 0.02
 paxos min wait = 0.01
 mon tick interval = 1
 
-rgw frontends = beast endpoint=127.0.0.1:{port}
+rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw enable usage log = false
 # With a cache it would wait for the one that was killed, half a minute, before it changed anything.
 rgw cache enabled = false

@@ -1,0 +1,74 @@
+"""The input, made once into a folder: a file, many small shards, and what ``loading.inputs`` makes.
+
+::
+
+    input-1500-100/     of loading.inputs: images as loose files, and packed into 8 shards
+    large-256/          a file of so many MB; its first MB are the task "read-1", and so on
+    many-1000/image/    as many shards as that, of four images each
+"""
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from loading.inputs import pack_shards, sum_samples
+
+from remote.pieces import PIECE
+
+_EACH = 4  # images of a small shard
+
+
+def make_large(work: Path, megabytes: int) -> Path:
+    """Return the folder of a file of random bytes, which is made if it is not there."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        numbers = random.Random(0)  # noqa: S311 - of a benchmark
+        checksum, expected = 0, {}
+        with (folder / "large").open("wb") as file:
+            for number in range(1, megabytes + 1):
+                piece = numbers.randbytes(PIECE)
+                checksum += crc32(piece)
+                file.write(piece)
+                expected[f"read-{number}"] = {"samples": number, "bytes": number * PIECE, "checksum": checksum}
+        return expected
+
+    return _made(work / f"large-{megabytes}", make)
+
+
+def make_many(work: Path, images: Path, shards: int) -> Path:
+    """Return the folder of a dataset of many small shards, which is made if it is not there.
+
+    Args:
+        work: Where it goes to.
+        images: The folder of loose images; they repeat if there are too few.
+        shards: How many shards.
+    """
+
+    def samples() -> Iterator[dict[str, Any]]:
+        paths = cycle(sorted(images.glob("*/*.jpg")))
+        for number, path in enumerate(islice(paths, shards * _EACH)):
+            yield {"__key__": f"{number:06d}", "jpg": path.read_bytes(), "cls": int(path.parent.name)}
+
+    def make(folder: Path) -> dict[str, Any]:
+        pack_shards(samples(), folder / "image", shards * _EACH, shards)
+        sums = sum_samples(folder / "image")
+        return {"raw": sums, "image": {name: sums[name] for name in ("samples", "labels")}}
+
+    return _made(work / f"many-{shards}", make)
+
+
+def _made(folder: Path, make: Callable[[Path], dict[str, Any]]) -> Path:
+    """Return a folder, made if it is not there, with what must be found in it."""
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            new = Path(temporary) / folder.name
+            new.mkdir()
+            (new / "expected.json").write_text(json.dumps(make(new)))
+            shutil.move(new, folder)
+    return folder

@@ -1,0 +1,212 @@
+"""What is measured: a file through each client, blocks from far away, epochs; each part gives runs by name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loading.environments import find_python
+from loading.job import Job
+from loading.notes import note
+from loading.peers import Peer
+from loading.rounds import Runs, child_environment, measure_rounds
+
+from remote.servers import Servers
+
+CEILING, STREAM, BLOCKS = "raw socket", "shardkit, stream", "shardkit, blocks of 4 MB"
+FSSPEC, S3FS = "fsspec http, default file", "s3fs, default file"
+LOCAL, HTTP, S3 = "shardkit, local files", "shardkit, HTTP", "shardkit, S3"
+GETS, S3_GETS = "a GET for each image, HTTP", "a GET for each image, S3"
+FAR, FAR_MANY, FAR_GETS = "shardkit, far", "shardkit, far, 1 000 shards", "a GET for each image, far"
+
+MEGABYTE = 1_000_000
+BLOCK_SIZES = (MEGABYTE, 4 * MEGABYTE)
+TASKS = ("image", "raw")
+MEMORY = 128_000_000
+"""The setting with which memory is measured."""
+_BLOCK = {"block": 4 * MEGABYTE}
+_GETS_AT_A_TIME = 16  # from far away
+_LONG = 60.0  # seconds: no pass is left
+
+READERS = {
+    "HTTP": (
+        Peer(CEILING, "remote.with_sockets", ()),
+        Peer(STREAM, "remote.with_storage", ()),
+        Peer(BLOCKS, "remote.with_storage", (), options=_BLOCK),
+        Peer(FSSPEC, "remote.with_fsspec", (), package="aiohttp"),
+        Peer("fsspec http, cat_file of 4 MB", "remote.with_fsspec", (), options=_BLOCK, package="aiohttp"),
+        Peer("webdataset, pipe:curl", "remote.with_curl", (), package="webdataset"),
+    ),
+    "S3": (
+        Peer(CEILING, "remote.with_sockets", ()),
+        Peer(STREAM, "remote.with_storage", ()),
+        Peer(BLOCKS, "remote.with_storage", (), options=_BLOCK),
+        Peer(S3FS, "remote.with_fsspec", (), package="s3fs"),
+        Peer("s3fs, cat_file of 4 MB", "remote.with_fsspec", (), options=_BLOCK, package="s3fs"),
+        Peer("boto3, get_object", "remote.with_boto3", (), package="boto3"),
+        Peer("webdataset, pipe:curl, signed URL", "remote.with_curl", (), package="webdataset"),
+    ),
+}
+"""The clients that read a file, by protocol."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Folders below the one that is served; see ``inputs``."""
+
+    images: Path
+    large: Path
+    many: Path
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How everything is measured.
+
+    Attributes:
+        servers: The servers.
+        inputs: What they serve.
+        work: The folder that has the environments.
+        rounds: How many rounds.
+        quiet: See ``measure_rounds``.
+        seconds: How long each run takes, in whole passes.
+        install: Whether environments may be made.
+        only: Parts of the names of those that are measured; all if there are none.
+    """
+
+    servers: Servers
+    inputs: Inputs
+    work: Path
+    rounds: int
+    quiet: float
+    seconds: float
+    install: bool
+    only: Sequence[str]
+
+    def url(self, folder: Path) -> str:
+        """Return where something of the input is over HTTP."""
+        return f"{self.servers.url}/{folder.relative_to(self.servers.folder).as_posix()}"
+
+    def measure(self, peers: Sequence[Peer], folder: Path) -> Runs:
+        """Measure peers in turns."""
+        chosen = [peer for peer in peers if not self.only or any(part in peer.name for part in self.only)]
+
+        def make_job(peer: Peer) -> Job:
+            job = Job(peer.tasks[0], peer.module, str(folder), peer.workers, peer.options, self.seconds, _LONG)
+            return replace(job, servers=self.servers.pids)
+
+        if not chosen:
+            return {}
+        return measure_rounds(
+            chosen,
+            lambda peer: find_python(peer.package, self.work, install=self.install),
+            make_job,
+            rounds=self.rounds,
+            quiet=self.quiet,
+        )
+
+
+def read_file(bench: Bench) -> dict[str, Runs]:
+    """Measure each client at a file, one connection at a time."""
+    large = bench.inputs.large
+    size = (large / "large").stat().st_size
+    task = f"read-{size // MEGABYTE}"
+    stored = f"{bench.servers.upload(large, large.name)}/large"
+    runs = {}
+    for protocol, peers in READERS.items():
+        options: dict[str, Any] = {"url": f"{bench.url(large)}/large"}
+        if protocol == "S3":
+            options = {"url": stored, "storage_options": bench.servers.storage_options}
+        told = []
+        for peer in peers:
+            address = options
+            if protocol == "S3" and peer.module in ("remote.with_sockets", "remote.with_curl", ()):
+                address = {"url": bench.servers.signed(stored)}
+            told.append(replace(peer, tasks=(task,), workers=1, options={**peer.options, "size": size, **address}))
+        runs[protocol] = bench.measure(told, large)
+    return runs
+
+
+def read_far(bench: Bench, connections: Sequence[int]) -> dict[str, Runs]:
+    """Measure blocks from far away, over so many connections, by a raw socket and by shardkit."""
+    large = bench.inputs.large
+    path = (large / "large").relative_to(bench.servers.folder)
+    runs = {}
+    for count in connections:
+        url = f"{bench.servers.distant(count).url}/input/{path}"
+        for block in BLOCK_SIZES:
+            size = min((large / "large").stat().st_size, count * max(2 * block, 5 * MEGABYTE)) // block * block
+            options = {"url": url, "size": size, "block": block}
+            peers = [
+                Peer(name, f"remote.{module}", (f"read-{size // MEGABYTE}",), count, options)
+                for name, module in ((CEILING, "with_sockets"), (BLOCKS, "with_storage"))
+            ]
+            runs[f"{count} x {block // MEGABYTE} MB"] = bench.measure(peers, large)
+    return runs
+
+
+def load_near(bench: Bench, tasks: Sequence[str]) -> dict[str, Runs]:
+    """Measure epochs over local files, HTTP and S3, and with a GET for each image."""
+    folder = bench.inputs.images
+    options = {"storage_options": bench.servers.storage_options}
+    shards = {"url": bench.servers.upload(folder / "image", f"{folder.name}/image"), **options}
+    files = {"url": bench.servers.upload(folder / "files", f"{folder.name}/files"), **options}
+    runs = {}
+    for task in tasks:
+        peers = [
+            Peer(LOCAL, "loading.with_shardkit", (task,)),
+            Peer(HTTP, "loading.with_shardkit", (task,), options={"url": f"{bench.url(folder)}/image"}),
+            Peer(S3, "loading.with_shardkit", (task,), options=shards),
+            Peer(GETS, "remote.with_gets", (task,), options={"url": f"{bench.url(folder)}/files"}),
+            Peer(S3_GETS, "remote.with_gets", (task,), options=files, package="boto3"),
+        ]
+        runs[task] = bench.measure(peers, folder)
+    return runs
+
+
+def load_far(bench: Bench) -> tuple[dict[str, Runs], dict[str, int]]:
+    """Measure epochs from far away; return also the most connections that each had, of as many as it wanted."""
+    proxies = {name: bench.servers.distant() for name in (FAR, FAR_MANY, FAR_GETS)}
+    images, many = (
+        folder.relative_to(bench.servers.folder).as_posix() for folder in (bench.inputs.images, bench.inputs.many)
+    )
+    near = [
+        Peer(LOCAL, "loading.with_shardkit", ("image",)),
+        Peer(FAR, "loading.with_shardkit", ("image",), options={"url": f"{proxies[FAR].url}/input/{images}/image"}),
+        Peer(
+            FAR_GETS,
+            "remote.with_gets",
+            ("image",),
+            _GETS_AT_A_TIME,
+            {"url": f"{proxies[FAR_GETS].url}/input/{images}/files"},
+        ),
+    ]
+    options = {"url": f"{proxies[FAR_MANY].url}/input/{many}/image"}
+    runs = bench.measure(near, bench.inputs.images)
+    runs |= bench.measure([Peer(FAR_MANY, "loading.with_shardkit", ("image",), options=options)], bench.inputs.many)
+    return {"image": runs}, {name: proxy.connections()[1] for name, proxy in proxies.items()}
+
+
+def keep_steady(bench: Bench) -> tuple[dict[str, Runs], dict[str, Any]]:
+    """Measure memory with a setting; and descriptors and threads in the course of an epoch of many shards."""
+    many = bench.inputs.many
+    stored = bench.servers.upload(many / "image", f"{many.name}/image")
+    options: dict[str, Any] = {"memory": f"{MEMORY // MEGABYTE}MB"}
+    over_s3 = {"url": stored, "storage_options": bench.servers.storage_options}
+    http = {"url": f"{bench.url(many)}/image"}
+    peers = [
+        Peer(LOCAL, "loading.with_shardkit", ("raw",), options=options),
+        Peer(HTTP, "loading.with_shardkit", ("raw",), options=options | http),
+        Peer(S3, "loading.with_shardkit", ("raw",), options=options | over_s3),
+    ]
+    runs = replace(bench, rounds=1).measure(peers, many)
+    program = Path(__file__).with_name("steady.py")
+    job = Job("raw", "loading.with_shardkit", str(many), 2, http)
+    command = [sys.executable, "-W", "ignore", str(program), job.to_json()]
+    done = subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True, check=True)
+    steady: dict[str, Any] = json.loads(done.stdout)
+    note(f"in an epoch's second half: {steady}")
+    return {"raw": runs}, steady

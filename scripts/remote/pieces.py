@@ -1,0 +1,36 @@
+"""A file as the batches of a pass: a sample is a piece of 1 MB, so 1 000 of them are a GB."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from loading.job import Batch, Job, Passes
+
+PIECE = 1_000_000
+"""Bytes of a piece."""
+
+
+def read_pieces(read: Callable[[int], Any]) -> Iterator[Batch]:
+    """Yield what a function gives of a file, a piece at a time, until it gives nothing."""
+    while piece := read(PIECE):
+        yield [piece], None
+
+
+def passes_over_blocks(job: Job, read: Callable[[int, int], Any]) -> Passes:
+    """Return what reads a file in blocks, as many at a time as the job has workers.
+
+    Args:
+        job: Its options have ``size`` and ``block``, whole numbers of pieces.
+        read: Returns the bytes from some position on, so many. Called by the workers.
+    """
+    block = job.options["block"]
+    starts = range(0, job.options["size"], block)
+    # Threads stay, and so do their connections.
+    in_turn = ThreadPoolExecutor(job.workers).map if job.workers > 1 else map
+
+    def one_pass() -> Iterator[Batch]:
+        for data in in_turn(lambda start: read(start, block), starts):
+            view = memoryview(data)
+            yield [view[at : at + PIECE] for at in range(0, block, PIECE)], None
+
+    return one_pass

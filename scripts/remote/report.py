@@ -1,0 +1,124 @@
+"""What was measured, as Markdown: tables, and what was asked for, in bold where it is missed."""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from loading.rounds import Runs, ratios_of, summarise
+from loading.tables import markdown
+
+from remote import parts
+from remote.servers import RATE, RTT
+
+_CPU, _RATE = "cpu_seconds_per_1000", "samples_per_second"
+
+
+def read_table(protocol: str, runs: Runs) -> str:
+    """Return what each client needs for a file; ``CPU`` is the client's own, not the server's."""
+    head = [protocol, "MB/s", "of the socket", "CPU s per GB", "CPU, shardkit's stream is 1"]
+    rows = summarise(runs, parts.CEILING, parts.STREAM)
+    cells = []
+    for name, row in rows.items():
+        if "error" in row:
+            cells.append([name, f"not measured: {row['error']}", "", "", ""])
+            continue
+        ratios = ratios_of(_CPU, runs, name, parts.STREAM)
+        cells.append([name, f"{row[_RATE]:,.0f}", _percent(row), f"{row[_CPU]:.2f}", _median(ratios, ".1f")])
+    return markdown(head, cells)
+
+
+def far_table(runs: Mapping[str, Runs]) -> str:
+    """Return what blocks from far away come at, beside what connections can give that wait a round trip for each."""
+    head = ["connections x block", "can give, MB/s", "raw socket", "shardkit", "shardkit / can give", "CPU s per GB"]
+    cells = []
+    for what, each in runs.items():
+        rows = summarise(each)
+        if any("error" in row for row in rows.values()) or len(rows) < 2:
+            continue
+        limit, own = far_limit(what), rows[parts.BLOCKS]
+        rates = [f"{rows[name][_RATE]:.1f}" for name in (parts.CEILING, parts.BLOCKS)]
+        cells.append([what, f"{limit:.1f}", *rates, f"{own[_RATE] / limit:.1%}", f"{own[_CPU]:.2f}"])
+    return markdown(head, cells)
+
+
+def far_limit(what: str) -> float:
+    """Return the MB/s that so many connections can give that ask for a block when they have got the one before.
+
+    Example:
+        >>> round(far_limit("16 x 1 MB"), 1)
+        123.1
+    """
+    connections, block = (int(word) for word in what.removesuffix(" MB").split(" x "))
+    transfer = block * parts.MEGABYTE / RATE
+    return connections * transfer / (transfer + RTT) * RATE / parts.MEGABYTE
+
+
+def epoch_table(title: str, runs: Runs, connections: Mapping[str, int] | None = None) -> str:
+    """Return how quickly epochs come; ``CPU`` is the loader's own, not the servers'."""
+    head = [title, "images/s", "of local", "CPU ms per image", "CPU, local is 1", "first batch"]
+    cells = []
+    rows = summarise(runs, parts.LOCAL)
+    for name, row in rows.items():
+        if "error" in row:
+            cells.append([name, f"not measured: {row['error']}", *([""] * 4)])
+            continue
+        cpu = _median(ratios_of(_CPU, runs, name, parts.LOCAL), ".3f")
+        first = f"{row['first_batch_seconds']:.2f} s"
+        cells.append([name, f"{row[_RATE]:,.0f}", _percent(row), f"{row[_CPU]:.3f}", cpu, first])
+    if connections is not None:
+        head.append("connections")
+        cells = [[*cell, str(connections.get(cell[0], ""))] for cell in cells]
+    return markdown(head, cells)
+
+
+def memory_table(runs: Runs) -> str:
+    """Return the memory of loaders with a setting."""
+    head = [f"memory={parts.MEMORY // parts.MEGABYTE} MB", "beyond imports"]
+    rows = summarise(runs, parts.LOCAL)
+    cells = [
+        [name, row.get("error") or f"{row['memory_beyond_imports_bytes'] / 1e6:,.0f} MB"] for name, row in rows.items()
+    ]
+    return markdown(head, cells)
+
+
+def targets_table(results: Mapping[str, Any]) -> str:
+    """Return what was asked for, beside what was measured."""
+    return markdown(["asked for", "at least or most", "measured"], [_shown(*target) for target in _targets(results)])
+
+
+def _targets(results: Mapping[str, Any]) -> list[tuple[str, float, list[float], bool, str]]:
+    """Return for each target its text, the bound, the ratios of rounds, whether more is better, and the format."""
+    found: list[tuple[str, float, list[float], bool, str]] = []
+    for protocol, other in (("HTTP", parts.FSSPEC), ("S3", parts.S3FS)):
+        runs = results.get("read", {}).get(protocol, {})
+        for own in (parts.STREAM, parts.BLOCKS):
+            if protocol == "HTTP":
+                rates = ratios_of(_RATE, runs, own, parts.CEILING)
+                found.append((f"{protocol}: {own}: MB/s / raw socket", 0.8, rates, True, ".0%"))
+            cpu = ratios_of(_CPU, runs, own, other)
+            found.append((f"{protocol}: {own}: CPU / {other}", 0.5, cpu, False, ".2f"))
+    for what, runs in results.get("far", {}).items():
+        rates = [run[_RATE] / far_limit(what) for run in runs.get(parts.BLOCKS, ())[1:]]
+        found.append((f"far: {what}: MB/s / what connections can give", 0.85, rates, True, ".0%"))
+    near = results.get("near", {}).get("image", {})
+    for name, bound in ((parts.HTTP, 1.1), (parts.S3, 1.15)):
+        found.append((f"{name}: CPU per image / local", bound, ratios_of(_CPU, near, name, parts.LOCAL), False, ".3f"))
+    many = results.get("epochs far", {}).get("image", {}).get(parts.FAR_MANY, ())[1:]
+    seconds = [run["first_batch_seconds"] for run in many]
+    found.append((f"{parts.FAR_MANY}: first batch, seconds", 2.0, seconds, False, ".2f"))
+    return [target for target in found if target[2]]
+
+
+def _shown(text: str, bound: float, ratios: list[float], is_least: bool, form: str) -> list[str]:  # noqa: FBT001
+    median = statistics.median(ratios)
+    is_met = median >= bound if is_least else median <= bound
+    measured = f"{median:{form}} ({min(ratios):{form}} to {max(ratios):{form}})"
+    return [text, f"{bound:{form}}", measured if is_met else f"**{measured}**"]
+
+
+def _percent(row: Mapping[str, Any]) -> str:
+    return f"{row['of_ceiling']:.0%}" if "of_ceiling" in row else ""
+
+
+def _median(ratios: list[float], form: str) -> str:
+    return f"{statistics.median(ratios):{form}}" if ratios else ""
