@@ -10,7 +10,9 @@ IntArray = npt.NDArray[np.int64]
 REQUEST_BYTES = 300_000
 """What a request costs, in bytes: those that a connection brings in the time of a round trip, 30 ms at 10 MB/s.
 
-Near servers have less to wait for and computers more to do for each request; a disk reads as much while it seeks.
+An epoch at that distance, of texts of 1 kB beside 300 kB each, takes 0.9 s and 0.2 MB in parts, 1.2 s and 64 MB whole;
+beside 1 MB, 0.3 s and 1.3 s; but beside 60 kB 4.3 s in parts and 1.2 s whole. Near servers have less to wait for, and
+computers more to do for each request; a disk reads as much while it seeks.
 """
 
 

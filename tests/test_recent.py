@@ -122,10 +122,11 @@ def want(monkeypatch):
             wanted = [pool.submit(shared.do, "a", held)]
             begun.wait()
             wanted += [pool.submit(shared.do, "a", held) for _ in range(3)]
-            for _ in range(3):
-                come.acquire(timeout=20)
-            meanwhile()
-            go_on.set()
+            try:
+                assert all(come.acquire(timeout=10) for _ in range(3))
+                meanwhile()
+            finally:
+                go_on.set()
         return len(calls), wanted
 
     monkeypatch.setattr(recent, "Future", WatchedFuture)
