@@ -4,7 +4,7 @@
 read: a file, over one connection, from nginx and from Ceph's S3 gateway. far: blocks, over 1 to 16 connections, through
 a proxy that emulates a distance: 30 ms a round trip, 10 MB/s a connection. near: epochs of photographs, decoded and
 not, from local files, HTTP and S3, and with a GET for each image. epochs-far: the same from far away, and of a dataset
-of 1 000 shards. steady: memory with a setting; descriptors and threads in the course of an epoch of 1 000 shards.
+of 1 000 shards. steady: memory with a setting, and descriptors and threads, in the course of an epoch of 1 000 shards.
 
 All servers are on this machine, and started and ended by this program; scripts/test says which programs they are. Each
 client runs in a process of its own, and they take turns; a ratio is of one round. What comes is compared with what was
@@ -49,11 +49,8 @@ def measure(arguments: argparse.Namespace, bench: parts.Bench) -> dict[str, Any]
         for task, runs in results["epochs far"].items():
             print(f"\n{report.epoch_table(f'{task}, from far away', runs, results['connections'])}", flush=True)
     if "steady" in arguments.parts:
-        memory, results["steady"] = parts.keep_steady(bench)
-        results["memory"] = memory
-        print(f"\n{report.memory_table(memory['raw'])}")
-        counts = (f"{least} to {most} {what}" for what, (least, most) in results["steady"]["counts"].items())
-        print(f"\nIn the second half of an epoch of {results['steady']['shards']:,} shards: {', '.join(counts)}")
+        results["steady"] = parts.keep_steady(bench)
+        print(f"\n{report.steady_table(results['steady'])}")
     print(f"\n{report.targets_table(results)}")
     return results
 

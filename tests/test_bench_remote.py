@@ -71,7 +71,7 @@ def test_epochs_come_near_and_from_far_away(work):
         parts.GETS: True,
     }
     assert results["connections"][parts.FAR_MANY] >= 1
-    assert results["steady"]["shards"] == SHARDS
+    assert results["steady"][parts.HTTP]["shards"] == SHARDS
     assert f"| {parts.FAR_MANY}: first batch, seconds | 2.00 | " in output
 
 

@@ -1,7 +1,7 @@
 """What was measured, as Markdown: tables, and what was asked for, in bold where it is missed."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loading.rounds import Runs, ratios_of, summarise
@@ -71,14 +71,22 @@ def epoch_table(title: str, runs: Runs, connections: Mapping[str, int] | None = 
     return markdown(head, cells)
 
 
-def memory_table(runs: Runs) -> str:
-    """Return the memory of loaders with a setting."""
-    head = [f"memory={parts.MEMORY // parts.MEGABYTE} MB", "beyond imports"]
-    rows = summarise(runs, parts.LOCAL)
+def steady_table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what epochs of many shards take; ``memory`` is what there is more than before the epoch, with batches."""
+    head = [f"memory={parts.MEMORY // parts.MEGABYTE} MB", "blocks", "memory", "descriptors", "threads"]
     cells = [
-        [name, row.get("error") or f"{row['memory_beyond_imports_bytes'] / 1e6:,.0f} MB"] for name, row in rows.items()
+        [
+            name,
+            *(f"{row[what] / 1e6:,.0f} MB" for what in ("held_bytes", "memory_bytes")),
+            *(_span(row[what]) for what in ("descriptors", "threads")),
+        ]
+        for name, row in found.items()
     ]
     return markdown(head, cells)
+
+
+def _span(ends: Sequence[int]) -> str:
+    return " to ".join(str(end) for end in dict.fromkeys(ends))
 
 
 def targets_table(results: Mapping[str, Any]) -> str:
@@ -106,6 +114,9 @@ def _targets(results: Mapping[str, Any]) -> list[tuple[str, float, list[float], 
     many = results.get("epochs far", {}).get("image", {}).get(parts.FAR_MANY, ())[1:]
     seconds = [run["first_batch_seconds"] for run in many]
     found.append((f"{parts.FAR_MANY}: first batch, seconds", 2.0, seconds, False, ".2f"))
+    for name, row in results.get("steady", {}).items():
+        part = row["held_bytes"] / parts.MEMORY
+        found.append((f"{name}: blocks held / the setting", 1.0, [part], False, ".2f"))
     return [target for target in found if target[2]]
 
 

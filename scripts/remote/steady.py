@@ -1,28 +1,57 @@
-"""A program: descriptors and threads in the course of an epoch. steady.py JOB prints them as JSON."""
+"""A program: what an epoch takes. steady.py JOB prints it as JSON.
+
+First the training loop is slow, so that as much is fetched ahead as memory allows. Then come all batches.
+"""
 
 import json
+import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from loading import with_shardkit
+from loading.child import anonymous_bytes
 from loading.job import Job
+
+from shardkit import ShardDataset, ShardLoader
+
+_LANES = 15  # leave room to fetch ahead
+_PAUSE = 0.5  # seconds in which nothing comes if there is no room
 
 
 def count(job: Job) -> dict[str, Any]:
-    """Return the least and the most of both in an epoch's second half, and how many shards it had."""
-    passes = with_shardkit.open_passes(job)
-    taken = [(len(list(Path("/proc/self/fd").iterdir())), threading.active_count()) for _ in passes()]
-    half = taken[len(taken) // 2 :]
-    descriptors, threads = zip(*half, strict=True)
+    """Return the most memory, what is held of blocks and all that there is more than before; and what else there is."""
+    dataset = ShardDataset(
+        job.options.get("url", job.dataset), decode=False, storage_options=job.options.get("storage_options")
+    )
+    loader = ShardLoader(dataset, job.batch_size, memory=job.options["memory"], lanes=_LANES)
+    before = anonymous_bytes(os.getpid())
+    batches: Any = iter(loader)
+    next(batches)
+    memory = _wait_until_full()
+    taken = []
+    for _ in batches:
+        taken.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+        memory = max(memory, anonymous_bytes(os.getpid()))
+    descriptors, threads = zip(*taken[len(taken) // 2 :], strict=True)
     return {
         "shards": len(job.shards),
-        "counts": {
-            "descriptors": (min(descriptors), max(descriptors)),
-            "threads": (min(threads), max(threads)),
-        },
+        "memory_bytes": memory - before,
+        "held_bytes": batches._engine._fetcher.largest_held_bytes,  # noqa: SLF001 - nobody else is told
+        "descriptors": (min(descriptors), max(descriptors)),
+        "threads": (min(threads), max(threads)),
     }
+
+
+def _wait_until_full() -> int:
+    """Return the most memory, as soon as it grows no more."""
+    memory, now = 0, anonymous_bytes(os.getpid())
+    while now > memory + 100_000:
+        memory = now
+        time.sleep(_PAUSE)
+        now = anonymous_bytes(os.getpid())
+    return max(memory, now)
 
 
 if __name__ == "__main__":
