@@ -30,9 +30,9 @@ def count(job: Job) -> dict[str, Any]:
     batches: Any = iter(loader)
     next(batches)
     memory = _wait_until_full()
-    taken = []
+    taken = [_taken()]
     for _ in batches:
-        taken.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+        taken.append(_taken())
         memory = max(memory, anonymous_bytes(os.getpid()))
     descriptors, threads = zip(*taken[len(taken) // 2 :], strict=True)
     return {
@@ -42,6 +42,11 @@ def count(job: Job) -> dict[str, Any]:
         "descriptors": (min(descriptors), max(descriptors)),
         "threads": (min(threads), max(threads)),
     }
+
+
+def _taken() -> tuple[int, int]:
+    """Return how many descriptors and threads there are."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 def _wait_until_full() -> int:
