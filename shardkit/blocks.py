@@ -80,13 +80,17 @@ class Block:
     def __len__(self) -> int:
         return self.samples
 
-    def layout(self) -> BlockLayout:
-        """Return for each sample its key, and where in the block the data of each of its fields begins and ends.
+    def spans(self) -> dict[str, tuple[list[int], list[int]]] | None:
+        """Return for each field where its data begins and ends in each sample; None if samples have different fields.
 
         Raises as ``sample`` does.
         """
         layout = self._layout or self._walk()
-        return [(key, {field: (at >> _END_BITS, at & _END) for field, at in fields.items()}) for key, fields in layout]
+        names = layout[0][1].keys() if layout else ()
+        if any(fields.keys() != names for _, fields in layout):
+            return None
+        found = {name: [fields[name] for _, fields in layout] for name in names}
+        return {name: ([at >> _END_BITS for at in ats], [at & _END for at in ats]) for name, ats in found.items()}
 
     def keys(self) -> list[str]:
         """Return the samples' keys, in order. Raises as ``sample`` does."""

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _NUMBERS = itertools.count(1)
+_KEPT_BYTES = 32_000_000  # glibc takes notice of up to 32 MiB
 _FRACTION = 4  # buffers are larger than what is asked for by a sixteenth at most (2 ** -4)
 
 
@@ -81,6 +83,16 @@ class Buffers:
             while surplus > 0 and free:
                 free.pop()
                 surplus -= capacity
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of values that are freed, for the next ones.
+
+    glibc gives it back to the system with every value of more than some 100 KB, and has it cleared when it is needed
+    again, until a program has freed something larger for once: from then on it keeps up to twice as much as that was.
+    """
+    bytearray(_KEPT_BYTES)
 
 
 class SharedMemory(mmap.mmap):

@@ -271,12 +271,8 @@ def parse_digits(data: bytes | memoryview, begins: IntArray, ends: IntArray) -> 
 
 def _spans(block: Block) -> tuple[list[str], Spans] | None:
     """Return the keys and spans of any block whose samples have the same fields."""
-    layout = block.layout()
-    fields = layout[0][1].keys()
-    if any(spans.keys() != fields for _, spans in layout):
-        return None
-    found = {field: np.array([spans[field] for _, spans in layout], dtype=np.int64) for field in fields}
-    return [key for key, _ in layout], {field: (both[:, 0], both[:, 1]) for field, both in found.items()}
+    spans = block.spans()
+    return None if spans is None else (block.keys(), {n: (np.array(b), np.array(e)) for n, (b, e) in spans.items()})
 
 
 def _are_plain_keys(keys: npt.NDArray[np.uint8]) -> bool:

@@ -84,7 +84,8 @@ class Engine:
         skips: Leave out rows that cannot be read or decoded.
         buffers: What blocks are read into.
         num_workers: How many threads make rows.
-        memory: How many bytes of blocks are held, unless the next batch needs more.
+        memory: How many bytes of blocks are held, unless the next batch needs more. If the dataset has no more, each
+            block is read once.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a pipeline; one place calls it
@@ -119,7 +120,8 @@ class Engine:
         self._fetcher = Fetcher(
             blocks, self._changed, self._take_fetched, arena=self._arena, places=places, buffers=buffers
         )
-        self._planned = schedule(blocks, plan, batches, position=position, rank=rank)
+        holds_all = plan.num_blocks * blocks.block_bytes <= memory
+        self._planned = schedule(blocks, plan, batches, position=position, rank=rank, holds_all=holds_all)
         self._upcoming: Planned | None = None  # not yet admitted
         self._made: set[int] = set()  # numbers of batches that are made though one before them is not
         self._made_count = 0  # batches before which all are made
@@ -163,6 +165,9 @@ class Engine:
         """End all threads: what they are at is finished, the rest is dropped."""
         with self._changed:
             self._is_closed = True
+            self._queue.clear()
+            self._fetcher.drop()  # now, and not when Python's garbage collector finds the engine's parts
+            self._arena = None
             self._changed.notify_all()
         self._fetcher.close()
         for pool in (self._planner, self._workers):

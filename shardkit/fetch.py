@@ -16,9 +16,8 @@ from shardkit.order import IntArray
 from shardkit.schedule import Places, Planned, Wanted
 from shardkit.threads import Threads
 
-_THREADS = 4  # a local read is a copy; these hide a disk's latency
-_MAX_THREADS = 32  # connections to a distant store, and fewer than stores allow
-_DISTANT = 0.02  # seconds that a fetch waits, beyond what a disk or the interpreter's lock takes
+_THREADS = 2  # reading what the system holds in memory is a copy; more would only be in the way of those that decode
+_MORE_THREADS = ((0.002, 4), (0.02, 32))  # if a fetch waits for so many seconds: on a disk, on a distant store
 
 
 class Blocks(Places, Protocol):
@@ -139,12 +138,17 @@ class Fetcher:
                 self._free_places.append(slot.place)
             self.held_bytes -= self._block_bytes
 
-    def hurry(self) -> None:
-        """Fetch more at a time, if fetches mostly wait: somebody waits for a block.
+    def drop(self) -> None:
+        """Let go of all blocks. Nothing is asked for any more."""
+        self._slots.clear()
+        self._releases.clear()
+        self._retired.clear()
+        self._arena = None
 
-        Local blocks are read by a few threads, more would only be in the way of those that decode.
-        """
-        if self._waits > _DISTANT and self._threads.count < _MAX_THREADS:
+    def hurry(self) -> None:
+        """Fetch more at a time, if fetches mostly wait: somebody waits for a block."""
+        most = max((count for seconds, count in _MORE_THREADS if self._waits > seconds), default=0)
+        if self._threads.count < most:
             self._threads.add(self._threads.count)
             self._waits = 0.0  # look again before there are more
 
@@ -165,9 +169,10 @@ class Fetcher:
         except Exception as error:  # noqa: BLE001 - it is raised where the block's rows would come
             content = error
         waited = (time.perf_counter() - began) - (time.thread_time() - computed)
-        if self._arena is not None and slot.place >= 0 and isinstance(content, Block):
+        arena = self._arena
+        if arena is not None and slot.place >= 0 and isinstance(content, Block):
             try:
-                content = None if self._arena.put(slot.place, content) else content
+                content = None if arena.put(slot.place, content) else content
             except Exception as error:  # noqa: BLE001 - as above
                 content = error
         with self._lock:

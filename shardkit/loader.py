@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from shardkit.buffers import Buffers, SharedBuffers
+from shardkit.buffers import Buffers, SharedBuffers, keep_freed_memory
 from shardkit.columnar import Arena, ColumnReader
 from shardkit.dataset import ShardDataset
 from shardkit.engine import Engine, Finished
@@ -84,7 +84,7 @@ class ShardLoader:
         worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
             needs ``if __name__ == "__main__":``, and the transform must be importable.
         memory: How many bytes of blocks may be held, in bytes or as text: what the order mixes together at a time,
-            and what is fetched ahead.
+            and what is fetched ahead. Of a dataset of no more than that each block is read once an epoch.
         lanes: How many places of the dataset a batch draws from; by default what mixes well in 512 MB over all ranks.
             Part of the order and of the state. ``shardkit shuffle-report`` shows what it does.
         drop_last: Leave out the last batch if it is not full.
@@ -157,6 +157,7 @@ class ShardLoader:
         self._lanes = dataset.order(seed=0, epoch=0, lanes=lanes, shuffle=self._shuffle).lanes
         self._num_workers = check_whole("num_workers", num_workers, least=1)
         self._memory = parse_bytes(memory)
+        keep_freed_memory()
         self._buffers = Buffers(self._memory)
         self._drop_last = bool(drop_last)
         self._skips = on_error == "skip"

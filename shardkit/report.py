@@ -69,7 +69,8 @@ class ShuffleReport:
         plan: What the order does.
         buffer: What webdataset's ``shuffle(1000)`` in 8 workers a rank does, simulated.
         uniform: What a random permutation does.
-        read_amplification: By number of ranks, how many bytes they read together, as a multiple of the dataset's.
+        read_amplification: By number of ranks, how many bytes they read together, as a multiple of the dataset's; if
+            the whole dataset fits into a loader's ``memory``, less.
         sampled: Whether only some batches, shards and blocks were looked at, since there are so many.
     """
 
@@ -123,7 +124,7 @@ class ShuffleReport:
         elif amplification > _WASTEFUL:
             yield (
                 f"The ends of {self.lanes:,} lanes cut many of only {self.num_blocks:,} blocks in two, which are read "
-                "twice. Fewer lanes cut fewer; or leave it, as the dataset is small."
+                "twice where the dataset does not fit into the loader's memory. Fewer lanes cut fewer."
             )
 
     def to_json(self) -> str:

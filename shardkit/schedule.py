@@ -19,7 +19,7 @@ class Places(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A block that is needed in a lane, and the position from which on nobody needs it."""
+    """A block that is needed in a lane (0 for all, if all blocks are held), and from which position on it is not."""
 
     lane: int
     shard: int
@@ -53,7 +53,9 @@ class Planned(NamedTuple):
     opened: int
 
 
-def schedule(places: Places, plan: OrderPlan, batches: Batches, *, position: int, rank: int) -> Iterator[Planned]:
+def schedule(
+    places: Places, plan: OrderPlan, batches: Batches, *, position: int, rank: int, holds_all: bool
+) -> Iterator[Planned]:
     """Yield what each batch of a rank needs, from a position on. Many are planned at a time, which is quicker.
 
     Args:
@@ -62,6 +64,8 @@ def schedule(places: Places, plan: OrderPlan, batches: Batches, *, position: int
         batches: Where batches begin and end.
         position: Where to begin.
         rank: Which rank's rows.
+        holds_all: Keep every block to the end. Else one that the end of a lane cuts in two is wanted twice, as it is
+            done with in one lane long before it is begun in the other.
     """
     number, stretch, opened = 0, _FIRST_STRETCH, 0
     open_blocks: dict[tuple[int, int, int], tuple[int, int]] = {}  # of a lane: the number, and the release
@@ -71,7 +75,10 @@ def schedule(places: Places, plan: OrderPlan, batches: Batches, *, position: int
         ends = np.cumsum([len(part) for part in dealt]).tolist()
         found = plan.locate(positions)
         shards, blocks, rows = places.places(found.samples)
-        wanted, firsts, which = _distinct(found.lanes, shards, blocks, found.release)
+        lanes, release = found.lanes, found.release
+        if holds_all:
+            lanes, release = np.zeros_like(lanes), np.full_like(release, plan.num_samples)
+        wanted, firsts, which = _distinct(lanes, shards, blocks, release)
         new: list[int] = []  # which of them no batch before needs
         numbers = np.empty(len(wanted), dtype=np.int64)
         for i, one in enumerate(wanted):

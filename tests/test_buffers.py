@@ -1,5 +1,7 @@
 """Buffers: memory is used again, and never while anybody can see it."""
 
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -98,3 +100,29 @@ def test_threads_never_get_the_same_memory():
         thread.join()
 
     assert not wrong
+
+
+CHURN = """
+import resource
+from shardkit.buffers import keep_freed_memory
+
+def churned():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        values = [bytes(60_000) for _ in range(100)]
+        del values
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = churned()
+keep_freed_memory()
+churned()
+print(first, churned())
+"""
+
+
+def test_freed_memory_is_used_again_without_going_back_to_the_system():
+    done = subprocess.run([sys.executable, "-c", CHURN], stdout=subprocess.PIPE, check=True)
+    before, after = map(int, done.stdout.split())
+
+    assert before > 20_000  # pages, of 4 KB, that the system had to clear
+    assert after < 1000

@@ -246,10 +246,10 @@ def as_block(data, samples):
 def layout(data, samples):
     """Return what the general way finds: keys and spans, or None if it refuses the block."""
     try:
-        found = as_block(bytes(data), samples).layout()
+        block = as_block(bytes(data), samples)
+        return block.keys(), block.spans()
     except ShardkitError:
         return None
-    return [key for key, _ in found], [fields for _, fields in found]
 
 
 TEMPLATE = [(f"a{i:02d}.{field}", b"7" * size) for i in range(9) for field, size in (("cls", 1), ("txt", 511))]
@@ -289,7 +289,7 @@ def test_what_is_found_at_once_is_what_the_general_way_finds(edits, scope):
         assert found is not None
     if found is not None:
         keys, spans = found
-        each = [{field: (int(spans[field][0][i]), int(spans[field][1][i])) for field in spans} for i in range(9)]
+        each = {field: (begins.tolist(), ends.tolist()) for field, (begins, ends) in spans.items()}
         assert (keys, each) == expected
 
 

@@ -110,12 +110,22 @@ def test_keys_of_a_loader_are_mixed_as_promised_and_as_the_report_says(tmp_path,
 def test_ranks_read_as_many_bytes_as_the_report_says(equals, watch_reads, world_size):
     read = []
     watch_reads(lambda url, _, size: read.append(size) if url.endswith(".tar") else None)
+    options = {"lanes": 30, "world_size": world_size, "num_workers": 1, "memory": 1500 * 1024 - 1}
     for rank in range(world_size):
-        list(ShardLoader(ShardDataset(equals), 4, lanes=30, rank=rank, world_size=world_size, num_workers=1))
+        list(ShardLoader(ShardDataset(equals), 4, rank=rank, **options))
     says = shuffle_report(equals, 4, world_size=world_size, lanes=30).read_amplification[world_size]
 
     assert sum(read) == pytest.approx(1500 * 1024 * says)
     assert says < (1.15 if 30 % world_size == 0 else 2)  # but for the blocks that the ends of lanes cut, it is 1
+
+
+def test_what_fits_into_memory_is_read_once(equals, watch_reads):
+    read = []
+    watch_reads(lambda url, *place: read.append((url, *place)) if url.endswith(".tar") else None)
+    list(ShardLoader(ShardDataset(equals), 4, lanes=30, num_workers=1, memory="2MB"))
+
+    assert len(read) == len(set(read))
+    assert sum(size for _, _, size in read) == 1500 * 1024
 
 
 @pytest.mark.parametrize("progress", [0, 0.5, 0.9])

@@ -1,5 +1,6 @@
 """ShardLoader: every sample exactly once, the same order anywhere, resumable between any two batches."""
 
+import gc
 import json
 import os
 import signal
@@ -561,6 +562,21 @@ def test_torchruns_environment_says_the_rank(dataset, monkeypatch):
 
 
 # -- what is held, read and left
+
+
+@pytest.mark.parametrize("taken", [None, 3])
+def test_blocks_are_let_go_when_an_epoch_ends(dataset, taken):
+    loader = ShardLoader(dataset, 8, transform={"cls": int})
+    batches = iter(loader)
+    gc.disable()  # which would find them, some time
+    try:
+        assert list(islice(batches, taken))
+        engine = batches._engine
+        del batches
+        engine.close(wait=True)
+        assert not loader._buffers._users
+    finally:
+        gc.enable()
 
 
 def test_no_more_is_held_than_memory_allows(dataset):
