@@ -8,7 +8,7 @@ import time
 import pytest
 
 import shardkit
-from shardkit import ShardDataset, ShardLoader
+from shardkit import ShardDataset, ShardLoader, fetch
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ def test_more_is_fetched_at_a_time_from_far_away(folder, monkeypatch):
 
 
 def test_the_first_batch_is_already_fetched_by_many(folder, monkeypatch):
-    monkeypatch.setattr(fetch, "_DISTANT", -1.0)
+    monkeypatch.setattr(fetch, "_MORE_THREADS", ((-1.0, 32),))
     is_awaited, enough, calls = threading.Event(), threading.Event(), itertools.count()
     read_block = ShardDataset.read_block
 
     def read(self, *place):
         number = next(calls)
-        if number < 3:  # each that has come doubles their number: 4, 8, 16, 32
+        if number < 4:  # each that has come doubles their number: 2, 4, 8, 16, 32
             assert is_awaited.wait(60)
-        elif number < 3 + fetch._MAX_THREADS - 1:
+        elif number < 4 + 32 - 1:
             assert enough.wait(60)
         else:
             enough.set()

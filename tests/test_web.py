@@ -1,7 +1,6 @@
 """What is on web servers is read like local files, through every fault that networks are known for."""
 
 import json
-import math
 import shutil
 import threading
 from pathlib import Path
@@ -355,7 +354,7 @@ def taken():
 
 
 def test_an_epoch_of_a_thousand_shards_takes_no_more_descriptors_and_threads(nginx, monkeypatch):
-    monkeypatch.setattr(fetch, "_DISTANT", math.inf)  # however busy this machine is
+    monkeypatch.setattr(fetch, "_MORE_THREADS", ())  # however busy this machine is
     samples = ({"__key__": f"{i:04d}", "bin": b"%d" % i} for i in range(1000))
     shardkit.pack(samples, nginx.folder / "many", shard_samples=1, progress=False)
     dataset = shardkit.ShardDataset(f"{nginx.url}/many")
