@@ -3,11 +3,14 @@
 Nothing is connected before the first request, and a forked or spawned process begins with no connections.
 """
 
+import contextlib
 import logging
 import os
 import re
 import ssl
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
@@ -15,12 +18,16 @@ from urllib.parse import urljoin, urlsplit
 from shardkit.errors import ArgumentError, StorageError, hide_secrets
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse, PoolManager
+    from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+    from urllib3.util import Url
 
 CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 10.0, 30.0, 300.0
 """How long servers are waited for, in seconds, unless storage_options say otherwise."""
 
 _KEPT_CONNECTIONS = 256  # to one server; more are opened when needed, and closed after use
+# An answer is late after so many seconds, and it is looked so often whether one is. Hardly any that a server is at work
+# on takes longer, even to the other side of the world, and nobody who trains has waited for long by then.
+_PATIENCE, _LOOK_SECONDS = 1.0, 0.25
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 # What may be said to a host that the user did not name.
@@ -54,6 +61,63 @@ class Network:
 # By server and certificates. A fork takes none along, as two processes would read from one connection.
 _managers: "dict[tuple[str, str], PoolManager]" = {}
 os.register_at_fork(after_in_child=_managers.clear)
+
+
+class _Waiting:
+    """Requests that wait for an answer, in all threads; while one is late, its server's connections are not kept.
+
+    A server that serves few connections at a time waits for the next request of each, which may never come, while
+    others wait for it. Once those that have their answers are closed, it turns to others; a new handshake costs little.
+
+    A thread of its own looks after them, as all others may be waiting. A program of one thread gets none, as it may
+    want to fork; and it hardly needs one, as it uses a connection that is idle rather than wait beside it.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with no requests and no thread, as a forked child does."""
+        self._lock = threading.Lock()
+        # Since when each waits, where to, and through which proxy.
+        self._requests: dict[object, tuple[float, tuple[str, str], Url | None]] = {}
+        self._is_watched = False
+
+    @contextlib.contextmanager
+    def add(self, server: tuple[str, str], proxy: "Url | None") -> Iterator[None]:
+        """Have a request that waits, until the context ends."""
+        request = object()
+        try:
+            with self._lock:
+                self._requests[request] = time.monotonic(), server, proxy
+                if not self._is_watched and threading.active_count() > 1:
+                    with contextlib.suppress(RuntimeError):  # there can be no more threads: then it must do without
+                        threading.Thread(target=self._watch, name="shardkit-network", daemon=True).start()
+                        self._is_watched = True
+            yield
+        finally:
+            with self._lock:
+                self._requests.pop(request, None)
+
+    def _watch(self) -> None:
+        """Look after requests until there are none."""
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            with self._lock:
+                if not self._requests:
+                    self._is_watched = False
+                    return
+                requests = list(self._requests.values())
+            limit = time.monotonic() - _PATIENCE
+            late = [(server, proxy) for since, server, proxy in requests if since < limit]
+            servers, proxies = {server for server, _ in late}, {proxy for _, proxy in late if proxy}
+            for server, manager in list(_managers.items()):
+                if server in servers or manager.proxy in proxies:
+                    _close_idle(server)
+
+
+_waiting = _Waiting()
+os.register_at_fork(after_in_child=_waiting.forget)
 
 
 class _HideQueries(logging.Filter):
@@ -98,16 +162,7 @@ def send_get(
     timeout = Timeout(connect=min(network.connect_timeout, seconds), read=min(network.read_timeout, seconds))
     target = url
     for _ in range(_MAX_REDIRECTS + 1):
-        response = _manager(target, network.ca_certs, fresh=fresh).urlopen(
-            "GET",
-            target,
-            headers=dict(headers),
-            retries=False,
-            redirect=False,
-            preload_content=False,
-            decode_content=False,
-            timeout=timeout,
-        )
+        response = _ask(target, headers, network.ca_certs, timeout, fresh=fresh)
         location = response.headers.get("Location")
         if not follow or response.status not in _REDIRECTS or not location:
             return response
@@ -121,12 +176,40 @@ def send_get(
     raise StorageError(message, url=url)
 
 
+def _ask(url: str, headers: Mapping[str, str], ca_certs: str, timeout: "Timeout", *, fresh: bool) -> "BaseHTTPResponse":
+    from urllib3.exceptions import ClosedPoolError
+
+    while True:
+        manager = _manager(url, ca_certs, fresh=fresh)
+        try:
+            with _waiting.add((_origin(url), ca_certs), manager.proxy):
+                return manager.urlopen(
+                    "GET",
+                    url,
+                    headers=dict(headers),
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
+                    decode_content=False,
+                    timeout=timeout,
+                )
+        except ClosedPoolError:
+            continue  # another thread has closed it in this moment, and nothing was sent
+
+
 def begin_anew(url: str, network: Network) -> None:
     """Let requests to a server be made over new connections, and close those that nobody uses.
 
     What is at hand may be broken too; and a server that serves few connections at a time may wait for one that is idle.
     """
-    _managers.pop((_origin(url), network.ca_certs), None)
+    _close_idle((_origin(url), network.ca_certs))
+
+
+def _close_idle(server: tuple[str, str]) -> None:
+    """Close connections to a server: those that nobody uses now, and others as soon as they are answered."""
+    manager = _managers.pop(server, None)
+    if manager is not None:
+        manager.clear()
 
 
 def _origin(url: str) -> str:
@@ -157,13 +240,16 @@ def _make_manager(url: str, ca_certs: str) -> "PoolManager":
         user = urlsplit(proxy).netloc.rpartition("@")[0]
         headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
         try:
-            return urllib3.ProxyManager(
+            manager: PoolManager = urllib3.ProxyManager(
                 proxy, proxy_headers=headers, maxsize=_KEPT_CONNECTIONS, ca_certs=ca_certs or None
             )
         except urllib3.exceptions.HTTPError as error:
             message = f"the proxy {hide_secrets(proxy)} cannot be used ({error}); correct the environment"
             raise ArgumentError(message) from None
-    return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ca_certs=ca_certs or None)
+    else:
+        manager = urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ca_certs=ca_certs or None)
+    manager.pools.dispose_func = urllib3.HTTPConnectionPool.close  # by itself it waits until nobody has the pool
+    return manager
 
 
 def describe_failure(error: Exception) -> tuple[str, bool]:

@@ -31,17 +31,20 @@ def part(content, start, stop, **headers):
 class Scripted:
     """Gives its answers one after the other, each on a connection of its own unless it is kept, and the last for ever.
 
-    An answer is bytes, or a function of the request. ``None`` ends the connection without one.
+    An answer is bytes, or a function of the request. ``None`` ends the connection without one. ``one_at_a_time`` lets
+    connections wait until the one before is closed; with ``tls``, a context, it is https.
     """
 
-    def __init__(self, *answers, keeps=False):
+    def __init__(self, *answers, keeps=False, one_at_a_time=False, tls=None):
         self.answers = list(answers)
         self.requests = []
         self.connections = 0
         self._keeps = keeps
+        self._one_at_a_time = one_at_a_time
+        self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.url = f"http://{self.host}"
+        self.url = f"{'https' if tls else 'http'}://{self.host}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
@@ -57,7 +60,12 @@ class Scripted:
             except OSError:
                 return
             self.connections += 1
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            if self._tls:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            server = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            server.start()
+            if self._one_at_a_time:
+                server.join()
 
     def _serve(self, connection):
         with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as file:

@@ -4,9 +4,12 @@ import logging
 import os
 import pickle
 import re
+import ssl
 import threading
 
 import pytest
+import trustme
+import urllib3
 
 from shardkit import attempts, network, ranges
 from shardkit.errors import (
@@ -476,6 +479,69 @@ def test_a_child_uses_no_connection_of_its_parent(serve):
     assert os.waitpid(child, 0)[1] == 0
     assert stream.read(1000) == CONTENT[1000:2000]
     assert server.connections == 4
+
+
+@pytest.mark.parametrize("way", ["http", "https", "a proxy"])
+def test_a_connection_that_nobody_uses_is_closed_for_one_that_waits(way, serve, monkeypatch, tmp_path, pauses):
+    authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server = serve(well, keeps=True, one_at_a_time=True, tls=context if way == "https" else None)
+    urls = [f"{server.url}/a.tar", f"{server.url}/a.tar"]
+    if way == "a proxy":
+        monkeypatch.setenv("http_proxy", server.url)
+        monkeypatch.setenv("no_proxy", "")
+        urls = ["http://far.invalid/a.tar", "http://farther.invalid/a.tar"]
+    storage = storage_for(server.url, {"ca_certs": str(tmp_path / "ca.pem")})
+
+    assert storage.read_range(urls[0], 0, 10) == CONTENT[:10]
+    assert storage.read_range(urls[1], 0, 10, fresh=True) == CONTENT[:10]
+    assert server.connections == 2
+    assert pauses == []  # nothing was tried again
+
+
+def test_a_child_that_is_forked_while_requests_wait_has_connections_closed_for_itself(monkeypatch, pauses):
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    waiting = network._waiting
+    with waiting.add(("http://host", ""), None), waiting._lock:
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            server = Scripted(well, keeps=True, one_at_a_time=True)
+            storage = storage_for(server.url)
+            data = [storage.read_range(f"{server.url}/a.tar", 0, 10, fresh=fresh) for fresh in (False, True)]
+            code = 0 if (data, pauses) == ([CONTENT[:10]] * 2, []) else 2
+        finally:
+            os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_request_whose_connections_are_closed_in_that_moment_is_sent_over_another(serve, monkeypatch, pauses):
+    server = serve(well, keeps=True)
+    storage = storage_for(server.url)
+    get = urllib3.HTTPConnectionPool._get_conn
+    is_first = iter([True])
+
+    def close_before(pool, timeout=None):
+        if next(is_first, False):
+            network.begin_anew(server.url, network.Network())
+        return get(pool, timeout)
+
+    monkeypatch.setattr(urllib3.HTTPConnectionPool, "_get_conn", close_before)
+
+    assert storage.read_range(f"{server.url}/a.tar", 0, 10) == CONTENT[:10]
+    assert (len(server.requests), pauses) == (1, [])
+
+
+def test_a_program_of_one_thread_stays_one(serve, monkeypatch):
+    server = serve(well)
+    monkeypatch.setattr(network, "_waiting", network._Waiting())
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # the server has threads here
+
+    assert storage_for(server.url).read_range(f"{server.url}/a.tar", 0, 10) == CONTENT[:10]
+    assert not network._waiting._is_watched
 
 
 def test_a_storage_may_be_pickled_with_what_it_knows_and_without_connections(serve):

@@ -20,7 +20,7 @@ from shardkit.errors import (
 from shardkit.index import read_index
 from shardkit.inspection import list_samples, list_shards, read_member
 from shardkit.schemes import storage_for
-from tests.matrix import FORWARD, OPTIONS, READERS, READS, SAMPLES, by_stream, pack_samples, read_through
+from tests.matrix import FORWARD, OPTIONS, READERS, READS, SAMPLES, by_loader, by_stream, pack_samples, read_through
 from tests.servers.faults import READ_FAULTS
 from tests.servers.programs import Nginx
 
@@ -348,9 +348,23 @@ def test_a_server_that_takes_few_connections_serves_many_threads(web, proxy):
     assert dict(found) == SAMPLES
 
 
+def test_an_epoch_does_not_stand_still_while_a_server_lets_connections_wait(web, proxy, monkeypatch, tries):
+    monkeypatch.setattr(fetch, "_MORE_THREADS", ((-1.0, 32),))
+    tries.append(lambda: None)
+    faulty = proxy(web.url)
+    faulty.distance(rtt=0.01, connections=4)
+    found = by_loader(f"{faulty.url}/none", {})
+
+    assert len(found) == len(SAMPLES)
+    assert dict(found) == SAMPLES
+    assert len(tries) == 1  # no request had to wait until it was sent again
+    assert faulty.connections()[1] == 4
+
+
 def taken():
-    """Return how many descriptors and threads there are."""
-    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    """Return how many descriptors and threads there are, but for the one that looks after requests while there are."""
+    threads = [thread for thread in threading.enumerate() if thread.name != "shardkit-network"]
+    return len(list(Path("/proc/self/fd").iterdir())), len(threads)
 
 
 def test_an_epoch_of_a_thousand_shards_takes_no_more_descriptors_and_threads(nginx, monkeypatch):
