@@ -5,6 +5,7 @@ writer failed. Ranges are fetched whole and measured; files are written here fir
 """
 
 import contextlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,8 @@ from shardkit.storage import TEMPORARY_PREFIX, FileInfo, ended, split_url, taken
 
 T = TypeVar("T")
 
+# What fsspec's first constructor takes, to which others pass what they do not know.
+_BASE_OPTIONS = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"})
 _WINDOW_BYTES = 1 << 22  # of a stream are fetched at once
 _VERSIONS = ("ETag", "etag", "generation", "version_id", "mtime", "LastModified", "last_modified", "updated", "created")
 # Where a file appears when it is whole; elsewhere it is put under another name first, and then renamed.
@@ -59,11 +62,18 @@ def has_filesystem(url: str) -> bool:
     return first in known_implementations or first in registry
 
 
+def _known_options(kind: type) -> frozenset[str]:
+    """Return what a filesystem takes whose constructors pass everything else on to fsspec's first, which drops it."""
+    signatures = (inspect.signature(vars(base)["__init__"]) for base in kind.__mro__[:-1] if "__init__" in vars(base))
+    return _BASE_OPTIONS.union(*(signature.parameters for signature in signatures))
+
+
 class GenericStorage:
     """Files of a place that fsspec has a filesystem for, also chained: ``simplecache::gs://bucket/folder``.
 
     Args:
         options: Passed to the filesystem; for a chained URL by protocol: ``{"gs": {...}, "simplecache": {...}}``.
+            A cache is to know those that are for no protocol. What others do with unknown ones is theirs to say.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
@@ -79,11 +89,30 @@ class GenericStorage:
             raise MissingExtraError(f"{url}: its filesystem is not installed: {error}") from None
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"{url}: {error}; correct the URL or storage_options", url=url) from None
+        self._check_options(url, filesystem)
         inner = filesystem
         while inner is not None:
             _used[id(inner)] = inner
             inner = getattr(inner, "fs", None)
         return filesystem, str(path)
+
+    def _check_options(self, url: str, filesystem: Any) -> None:
+        """Raise ArgumentError for options that a cache would drop, such as credentials for what it caches."""
+        from fsspec.implementations.cached import CachingFileSystem
+
+        if not self._options or not isinstance(filesystem, CachingFileSystem):
+            return
+        protocols = [part.partition("://")[0] for part in url.split("::")]
+        first, last = protocols[0], protocols[-1]
+        own = self._options.get(first)
+        given = {name for name in self._options if not has_filesystem(f"{name}://")}
+        given.update(own if isinstance(own, Mapping) else ())
+        if unknown := sorted(given - _known_options(type(filesystem))):
+            raise ArgumentError(
+                f"{url}: storage_options: {', '.join(unknown)} is none of those for {first}; correct it, or say whose "
+                f'it is: {{"{last}": {{"{unknown[0]}": ...}}}}',
+                url=url,
+            )
 
     def _uncached(self, url: str) -> tuple[Any, str]:
         """Return the filesystem behind a URL's caches, and what it calls the file."""

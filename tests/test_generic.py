@@ -395,6 +395,26 @@ def test_worker_processes_read_after_their_parent_has_read(start, kind, web, rec
     record_property("fault", ("fsspec", f"{start} after the parent has read", kind, "right"))
 
 
+@pytest.mark.parametrize("options", [{"token": 1}, {"simplecache": {"token": 1}, "memory": {}}])
+def test_an_option_that_a_cache_would_drop_is_refused(options):
+    url = "simplecache::memory://a.tar"
+    with pytest.raises(
+        ArgumentError, match="token is none of those for simplecache; correct it, or say whose it is: "
+    ) as caught:
+        storage_for(url, options).info(url)
+
+    assert str(caught.value).endswith(': {"memory": {"token": ...}}')
+
+
+def test_options_go_to_the_filesystems_that_they_are_for(tmp_path):
+    options = {"cache_storage": str(tmp_path), "use_listings_cache": True, "memory": {"token": 1}, "gs": {"token": 2}}
+    write("memory://a.tar", DATA)
+    url = "simplecache::memory://a.tar"
+
+    assert storage_for(url, options).read_range(url, 0, 10) == DATA[:10]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_storage_may_be_pickled(url):
     copy = pickle.loads(pickle.dumps(storage_for(url, {"a": 1})))
 
