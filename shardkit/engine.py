@@ -32,7 +32,7 @@ from shardkit.threads import Threads
 _CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
 _AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
 _AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
-_AHEAD_BYTES = 64_000_000  # ... but for at least one, no more than take so much memory
+_AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory
 
 
 RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
