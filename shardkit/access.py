@@ -230,8 +230,8 @@ class ShardAccess:
         key: str = rows.keys[at].as_py()
         sample: Sample = {KEY: key, URL: hide_secrets(url)}
         if self._columns:
-            sample[COLUMNS] = {name: rows.columns[name][at].as_py() for name in rows.columns}
-            sample[COLUMNS] = {name: sample[COLUMNS].get(name) for name in self._columns}
+            values = self.indexes.column_values(shard, row, row + 1)
+            sample[COLUMNS] = {name: value for name, (value,) in values.items()}
         there = {field: arrays for field, arrays in rows.members.items() if arrays[0][at] >= 0}
         chosen = selection.choose({**sample, **there}).values() if selection.wanted else there
         fields = [field for field in dict.fromkeys(chosen) if field is not None and field not in sample]

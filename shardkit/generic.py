@@ -163,19 +163,19 @@ class GenericStorage:
         """See ``Storage.read_range``."""
         if not size:
             return b""
+        doing = f"cannot be read from byte {start:,} on"
 
         def fetch(filesystem: Any, path: str) -> bytes:
             return bytes(filesystem.cat_file(path, start=start, end=start + size))
 
         attempts = Attempts(url, TOTAL_TIMEOUT)
         while True:
-            data = self._do(url, f"cannot be read from byte {start:,} on", fetch, is_cached=not fresh)
+            data = self._do(url, doing, fetch, is_cached=not fresh)
             if len(data) == size:
                 return data
             there = self.info(url).size
             if start + size > there:
                 raise ended(url, start, max(0, there - start), size)
-            doing = f"cannot be read from byte {start:,} on"
             attempts.fail(doing, f"{len(data):,} bytes came instead of {size:,}", is_final=fresh and len(data) > size)
             fresh = True
 
@@ -203,8 +203,6 @@ class GenericStorage:
         return self._do(url, "cannot be looked for", lambda filesystem, path: bool(filesystem.exists(path)))
 
     def _publish(self, url: str, name: str, size: int) -> None:
-        doing = "cannot be written"
-
         def put(filesystem: Any, path: str) -> None:
             protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
             if _OBJECT_STORES.intersection(protocols):
@@ -221,7 +219,7 @@ class GenericStorage:
                     filesystem.rm_file(temporary)
                 raise
 
-        self._do(url, doing, put)
+        self._do(url, "cannot be written", put)
         stored = self.info(url).size
         if stored != size:
             self.delete(url)

@@ -207,7 +207,8 @@ class Indexes:
         """
         rows = self._rows.get((shard, group))
         if rows is None:
-            rows = self._reading.do((shard, group), lambda: self._find_rows(shard, group))
+            place = shard, group
+            rows = self._reading.do(place, lambda: self._rows.get(place) or self._find_rows(shard, group))
         return rows
 
     def _find_rows(self, shard: int, group: int) -> Rows:

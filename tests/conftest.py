@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.servers.processes import Processes
 from tests.servers.programs import Moto, Nginx, Proxies
 
 pytest.register_assert_rewrite("tests.shared")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run, so that a failure is the change's and not the day's; no deadline, as timings vary.
 # The nightly profile looks further: pytest --hypothesis-profile=nightly

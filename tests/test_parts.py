@@ -11,6 +11,7 @@ import shardkit
 from shardkit import ShardDataset, ShardLoader
 from shardkit.errors import DatasetError, ShardError
 from shardkit.parts import REQUEST_BYTES, Parts
+from shardkit.recent import SharedWork
 from shardkit.tar import member_header
 from tests.servers.programs import Nginx
 from tests.shared import assert_same_batch
@@ -234,4 +235,16 @@ def test_an_index_is_asked_for_once_however_many_want_it(web, proxy):
 
     assert len(found) == 10
     assert found == {key: TEXTS[key] for key in found}
+    assert [entry["path"] for entry in faulty.log()].count("/wide/wide-000000.parquet") == 1
+
+
+@pytest.mark.parametrize("columns", [(), ("digit",)])
+def test_an_index_is_not_asked_for_again_by_who_comes_late(web, proxy, monkeypatch, columns):
+    faulty, do = proxy(web.url), SharedWork.do
+    dataset = ShardDataset(f"{faulty.url}/wide", fields=("txt",), columns=columns)
+    # Who saw that there is no index, and then had to wait for the processor until another had read it and was done.
+    monkeypatch.setattr(SharedWork, "do", lambda self, key, work: [do(self, key, work) for _ in range(2)][1])
+    block = dataset.read_block(0, 0)
+
+    assert bytes(block.sample(0)["txt"]) == TEXTS[block.sample(0)["__key__"]]
     assert [entry["path"] for entry in faulty.log()].count("/wide/wide-000000.parquet") == 1

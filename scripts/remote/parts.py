@@ -31,19 +31,20 @@ _BLOCK = {"block": 4 * MEGABYTE}
 _GETS_AT_A_TIME = 16  # from far away
 _LONG = 60.0  # seconds: no pass is left
 
+_OF_BOTH = (
+    Peer(CEILING, "remote.with_sockets", ()),
+    Peer(STREAM, "remote.with_storage", ()),
+    Peer(BLOCKS, "remote.with_storage", (), options=_BLOCK),
+)
 READERS = {
     "HTTP": (
-        Peer(CEILING, "remote.with_sockets", ()),
-        Peer(STREAM, "remote.with_storage", ()),
-        Peer(BLOCKS, "remote.with_storage", (), options=_BLOCK),
+        *_OF_BOTH,
         Peer(FSSPEC, "remote.with_fsspec", (), package="aiohttp"),
         Peer("fsspec http, cat_file of 4 MB", "remote.with_fsspec", (), options=_BLOCK, package="aiohttp"),
         Peer("webdataset, pipe:curl", "remote.with_curl", (), package="webdataset"),
     ),
     "S3": (
-        Peer(CEILING, "remote.with_sockets", ()),
-        Peer(STREAM, "remote.with_storage", ()),
-        Peer(BLOCKS, "remote.with_storage", (), options=_BLOCK),
+        *_OF_BOTH,
         Peer(S3FS, "remote.with_fsspec", (), package="s3fs"),
         Peer("s3fs, cat_file of 4 MB", "remote.with_fsspec", (), options=_BLOCK, package="s3fs"),
         Peer("boto3, get_object", "remote.with_boto3", (), package="boto3"),
