@@ -110,7 +110,8 @@ class FileSource:
         if self._array is not None or self._size is None:
             return box.of(self._array)  # type: ignore[arg-type] # one of both is known
         divisor = self._divisor(box, shape)
-        array = decode_jpeg(self._data, self._size, divisor=divisor)
+        rows = box.top + box.height if self._orientation == 1 else None
+        array = decode_jpeg(self._data, self._size, divisor=divisor, rows=rows)
         if array is None:
             divisor, array = 1, decode_other_image(bytes(self._data), max_pixels=self._max_pixels)
         if divisor > 1:

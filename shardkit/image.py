@@ -184,7 +184,8 @@ class RandomResizedCrop(ImageTransform):
 
     A JPEG is decoded to 1/2, 1/4 or 1/8 of its size where the box then still has four pixels on a side for each of the
     result's: by less than that many pixels such a box is moved and cut, so that it begins and ends at whole ones. 99 %
-    of values are then within 2 grey levels.
+    of values are then within 2 grey levels. What is below the box is not decoded, so that damage there is not always
+    noticed; that a file is cut, always.
 
     Args:
         size: Height and width of the result in pixels; or (height, width).

@@ -12,6 +12,7 @@ own bound on pixels, a process-wide setting, is not relied on.
 import io
 import re
 import zlib
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,6 +51,11 @@ _TIFF_TILE_SIZE = (322, 323)
 _MODES = {"ppm": ("RGB",), "pgm": ("L", "I;16"), "pbm": ("1",)}
 # What libjpeg says when pixels are missing or wrong; other complaints concern what surrounds them.
 _JPEG_DAMAGE = re.compile(r"premature end|bad (?:Huffman|arithmetic) code|instead of RST", re.IGNORECASE)
+# ... when there is more than the pixels that a JPEG claims, up to its end or to a marker between pixels.
+_JPEG_REST = re.compile(r"extraneous bytes before marker 0xd[0-79]\Z")
+_JPEG_FRAMES = (0xC0, 0xC1)  # the markers of those that are decoded from top to bottom, ...
+_JPEG_ALL_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # ... and of all
+_LEAST_ROWS_SAVED = 32  # less is not worth a copy of the file
 
 
 def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
@@ -178,7 +184,9 @@ def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] |
     return height, width
 
 
-def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1) -> npt.NDArray[np.uint8] | None:
+def decode_jpeg(
+    data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1, rows: int | None = None
+) -> npt.NDArray[np.uint8] | None:
     """Return the pixels of a JPEG, without the GIL; None if it is for Pillow to decide.
 
     Args:
@@ -186,12 +194,17 @@ def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int
         size: What ``jpeg_size`` returned.
         divisor: 1, 2, 4 or 8: decode to a smaller image, of which a pixel is about the mean of so many squared. An
             incomplete pixel at the right or at the bottom counts as one. Only for images of 8 pixels a side or more.
+        rows: How many of the image's rows are needed, from the top. There may be more in the result, and they may be
+            wrong. Damage in the others is not always noticed; that the file is cut, always.
 
     Raises:
         ValueError: It is damaged or cut.
     """
     import simplejpeg
 
+    upper_rows = None if rows is None else _decode_upper_rows(data, size, divisor, rows)
+    if upper_rows is not None:
+        return upper_rows
     # It takes the smallest n/8 that gives at least so many pixels; of fewer than 8 a side, several give as many.
     height, width = (-(-side // divisor) for side in size) if divisor > 1 else (0, 0)
     try:
@@ -203,27 +216,64 @@ def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int
     return pixels
 
 
+def _decode_upper_rows(
+    data: bytes | memoryview, size: tuple[int, int], divisor: int, rows: int
+) -> npt.NDArray[np.uint8] | None:
+    """Return the upper rows of a JPEG, decoded as if it ended below them; None if it has to be decoded whole.
+
+    libjpeg then complains of the rest of the file. It says what it complained of first, so that all is well above.
+    """
+    import simplejpeg
+
+    rows += 2 * divisor  # what smooth upsampling of the colours looks at
+    at = _height_place(data) if rows + _LEAST_ROWS_SAVED <= size[0] else None
+    if at is None:
+        return None
+    shortened = np.frombuffer(data, np.uint8).copy()  # without the GIL
+    shortened[at : at + 2] = divmod(rows, 256)
+    height, width = -(-rows // divisor), -(-size[1] // divisor)
+    pixels = np.empty((height, width, 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(shortened, "RGB", min_height=height, min_width=width, buffer=pixels)
+    except ValueError as error:
+        return pixels if _JPEG_REST.search(str(error)) else None
+    return pixels
+
+
+def _height_place(data: bytes | memoryview) -> int | None:
+    """Return where a JPEG that is decoded from top to bottom has its height; None for others."""
+    frames = ((marker, begin) for marker, begin, _ in _jpeg_segments(data) if marker in _JPEG_ALL_FRAMES)
+    marker, begin = next(frames, (0, 0))
+    return begin + 1 if marker in _JPEG_FRAMES else None
+
+
 def jpeg_orientation(data: bytes | memoryview) -> int:
     """Return the EXIF orientation of a JPEG, from 1 to 8; 1, upright, if it has none.
 
     Raises:
         Exception: Whatever Pillow raises on damaged EXIF data.
     """
+    for marker, begin, end in _jpeg_segments(data):
+        if marker == 0xE1 and data[begin : begin + 6] == b"Exif\0\0":
+            from PIL import ExifTags, Image
+
+            exif = Image.Exif()
+            exif.load(bytes(data[begin:end]))
+            orientation: int = exif.get(ExifTags.Base.Orientation, 1)
+            return orientation if orientation in range(1, 9) else 1
+    return 1
+
+
+def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield the marker of each segment before the pixels, and where its content begins and ends."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:  # the pixels
         if data[at + 1] == 0xFF:  # there may be any number of these before a marker
             at += 1
             continue
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        if data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            from PIL import ExifTags, Image
-
-            exif = Image.Exif()
-            exif.load(bytes(data[at + 4 : end]))
-            orientation: int = exif.get(ExifTags.Base.Orientation, 1)
-            return orientation if orientation in range(1, 9) else 1
+        yield data[at + 1], at + 4, end
         at = end
-    return 1
 
 
 def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
