@@ -74,6 +74,7 @@ The modules, in the order of a sample's way. Each imports only from those above 
     cachedir      a folder that is a cache: whose it is, and what is in it
     cache         blocks, kept on this machine's disk
     parts         which bytes of a block are fetched where little of it is wanted
+    resident      blocks that the system holds in memory, read sample by sample
     indexes       what the indexes of a dataset's shards say, within bounds
     access        blocks and samples of shards, each read on its own
     filters       a condition, numbers or a mask -> the samples they select

@@ -5,7 +5,7 @@ and forked processes may share what is here; a pickle of it has nothing of what 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -15,12 +15,14 @@ from shardkit.buffers import Buffers
 from shardkit.cache import BlockCache
 from shardkit.cachedir import block_name
 from shardkit.compress import decompress_frame
-from shardkit.errors import ArgumentError, ShardError, hide_secrets
+from shardkit.errors import ArgumentError, DatasetError, ShardError, hide_secrets
 from shardkit.index import ROW_GROUP_ROWS
 from shardkit.indexes import Indexes, damaged_index
+from shardkit.local import local_path
 from shardkit.manifest import Manifest
-from shardkit.parts import REQUEST_BYTES, Parts
+from shardkit.parts import REQUEST_BYTES, FieldPlace, IntArray, Parts
 from shardkit.recent import BoundedCache
+from shardkit.resident import OpenFile, ResidentBlock
 from shardkit.sample import COLUMNS, KEY, URL, FieldSelection, Sample
 from shardkit.schemes import storage_for
 from shardkit.storage import is_remote, read_right
@@ -28,39 +30,8 @@ from shardkit.storage import is_remote, read_right
 FRAME_BYTES = 32_000_000
 """The most bytes of decompressed blocks that are kept for single samples, many of which lie in one block."""
 
-
-class FieldPlace(NamedTuple):
-    """Where the data of a field of a sample lies.
-
-    Attributes:
-        row: The number of the sample.
-        key: Its key.
-        field: The field's name.
-        offset: Where it begins in the uncompressed shard, in bytes.
-        size: How many bytes it has.
-        crc32: Their CRC-32.
-    """
-
-    row: int
-    key: str
-    field: str
-    offset: int
-    size: int
-    crc32: int
-
-    def check(self, data: bytes | memoryview, url: str) -> None:
-        """Compare the data of the field with its checksum. Raises ShardError."""
-        found = crc32(data)
-        if found != self.crc32:
-            raise ShardError(
-                f"shard {url}: field {self.field!r} of sample {self.key!r} at byte {self.offset:,} has the CRC-32 "
-                f"{found:08x}, its index says {self.crc32:08x}; it is damaged or was replaced, so fetch or write it "
-                "again",
-                url=url,
-                offset=self.offset,
-                key=self.key,
-                field=self.field,
-            )
+_FILES = 128  # are kept open at most; opening one anew takes three microseconds
+_LARGE_BYTES = 8000  # of a field, on average: reading each on its own costs less than a copy of all
 
 
 class ShardAccess:
@@ -87,12 +58,14 @@ class ShardAccess:
         cache: BlockCache | None = None,
     ) -> None:
         self._manifest = manifest
+        self._fields = tuple(fields)
         self._columns = tuple(columns)
         self._storage = storage_for(manifest.url, storage_options)
         self._cache = cache
         # A cache keeps whole blocks, for whoever wants other fields.
         self.indexes = Indexes(manifest, self._storage, fields=fields, columns=columns, has_parts=cache is None)
         self._frames: BoundedCache[bytes] = BoundedCache(FRAME_BYTES)
+        self._files: BoundedCache[OpenFile] = BoundedCache(_FILES)
 
     def read_block(self, shard: int, number: int, buffers: Buffers | None = None) -> Block:
         """Read one block, in one piece and with its checksum compared, or the fields of it and each one's.
@@ -107,18 +80,13 @@ class ShardAccess:
             ShardError: The block is damaged, or the shard was cut or replaced.
             DatasetError: The index is not usable.
         """
-        entry, block_samples = self._manifest.shards[shard], self._manifest.block_samples
-        url = self.indexes.url(shard)
-        if not 0 <= number < entry.blocks:
-            raise ArgumentError(f"shard {url}: has the blocks 0 to {entry.blocks - 1:,}, not {number:,}")
-        first = number * block_samples
-        samples = min(block_samples, entry.samples - first)
+        rows, url = self._rows_of(shard, number), self.indexes.url(shard)
         # Before the blocks: the index is read for both then.
-        columns = self.indexes.column_values(shard, first, first + samples) if self._columns else None
+        columns = self.indexes.column_values(shard, rows.start, rows.stop) if self._columns else None
         blocks = self.indexes.blocks(shard)
         layout = None
         if len(blocks.in_parts) and blocks.in_parts[number]:
-            data, layout = self._read_parts(shard, number, samples, buffers)
+            data, layout = self._read_parts(shard, number, rows, buffers)
         else:
             data = self._read_whole(shard, number, buffers)
         return Block(
@@ -127,17 +95,64 @@ class ShardAccess:
             shard=shard,
             number=number,
             offset=int(blocks.table.offset[number]),
-            samples=samples,
+            samples=len(rows),
             columns=columns,
             layout=layout,
         )
 
+    def open_block(self, shard: int, number: int, buffers: Buffers) -> Block | ResidentBlock:
+        """Return a block to take samples from: read, or, if its samples are large and in memory already, only opened.
+
+        Args and errors as for ``read_block``.
+        """
+        rows = self._rows_of(shard, number)
+        if not self._is_resident(shard, number, len(rows)):
+            return self.read_block(shard, number, buffers)
+        keys, members = self.indexes.members(shard, rows.start, rows.stop)
+        self._check_bounds(shard, number, keys, members)
+        return ResidentBlock(
+            partial(self._open_file, shard),
+            partial(self._read_member, shard, number),
+            keys,
+            members,
+            url=hide_secrets(self.indexes.url(shard)),
+            columns=self.indexes.column_values(shard, rows.start, rows.stop) if self._columns else None,
+        )
+
+    def _rows_of(self, shard: int, number: int) -> range:
+        """Return which of a shard's samples are in a block. Raises ArgumentError."""
+        entry, block_samples = self._manifest.shards[shard], self._manifest.block_samples
+        if not 0 <= number < entry.blocks:
+            url = self.indexes.url(shard)
+            raise ArgumentError(f"shard {url}: has the blocks 0 to {entry.blocks - 1:,}, not {number:,}")
+        return range(number * block_samples, min((number + 1) * block_samples, entry.samples))
+
+    def _is_resident(self, shard: int, number: int, samples: int) -> bool:
+        """Return whether it is quicker to read a block's samples one by one than to read the block."""
+        url = self.indexes.url(shard)
+        if self._manifest.shards[shard].compression != "none" or self._cache is not None or is_remote(url):
+            return False
+        table = self.indexes.blocks(shard).table
+        offset, size = int(table.offset[number]), int(table.size[number])
+        if size < _LARGE_BYTES * samples * len(self._fields):
+            return False
+        return self._open_file(shard).is_resident(offset, size)
+
+    def _open_file(self, shard: int) -> OpenFile:
+        file = self._files.get(shard)
+        if file is None:
+            file = OpenFile(str(local_path(self.indexes.url(shard))))
+            self._files.put(shard, file, 1)
+        return file
+
+    def _read_member(self, shard: int, number: int, member: FieldPlace) -> bytes:
+        return bytes(self._read_members(shard, number, [member], gap=0)[0])
+
     def _read_parts(
-        self, shard: int, number: int, samples: int, buffers: Buffers | None
+        self, shard: int, number: int, rows: range, buffers: Buffers | None
     ) -> tuple[bytes | memoryview, BlockLayout]:
         """Return the fields of a block that may be asked for, and where they are in what is returned."""
-        first = number * self._manifest.block_samples
-        keys, found = self.indexes.members(shard, first, first + samples)
+        keys, found = self.indexes.members(shard, rows.start, rows.stop)
         members = [
             FieldPlace(row, keys[row], field, *place)
             for field, arrays in found.items()
@@ -260,9 +275,24 @@ class ShardAccess:
 
     def _check_places(self, shard: int, number: int, members: Sequence[FieldPlace]) -> None:
         """Check that members lie within their block before their sizes are believed."""
-        table = self.indexes.blocks(shard).table  # which says that the shard is whole
-        begin, end = int(table.offset[number]), int(table.offset[number] + table.size[number])
+        begin, end = self._bounds(shard, number)
         for member in members:
             if member.offset < begin or not 0 <= member.size <= end - member.offset:
-                problem = f"sample {member.key!r} is not in its block"
-                raise damaged_index(self.indexes.index_url(shard), problem)
+                raise self._misplaced(shard, member.key)
+
+    def _check_bounds(
+        self, shard: int, number: int, keys: Sequence[str], members: Mapping[str, tuple[IntArray, ...]]
+    ) -> None:
+        """Do the same for all members of a block at once."""
+        begin, end = self._bounds(shard, number)
+        for offset, size, _ in members.values():
+            is_wrong = (offset >= 0) & ((offset < begin) | (size < 0) | (size > end - offset))
+            if is_wrong.any():
+                raise self._misplaced(shard, keys[int(is_wrong.argmax())])
+
+    def _bounds(self, shard: int, number: int) -> tuple[int, int]:
+        table = self.indexes.blocks(shard).table  # which says that the shard is whole
+        return int(table.offset[number]), int(table.offset[number] + table.size[number])
+
+    def _misplaced(self, shard: int, key: str) -> DatasetError:
+        return damaged_index(self.indexes.index_url(shard), f"sample {key!r} is not in its block")

@@ -20,6 +20,7 @@ from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
 from shardkit.indexes import cannot_read_blocks
 from shardkit.manifest import read_manifest
 from shardkit.order import IntArray, OrderPlan, default_lanes
+from shardkit.resident import ResidentBlock
 from shardkit.rng import Rng
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 from shardkit.transforms import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
@@ -364,7 +365,7 @@ class ShardDataset:
         block, row = np.divmod(numbers - self._first[shard], self.manifest.block_samples)
         return Places(shard, block, row)
 
-    def read_block(self, shard: int, block: int, buffers: Buffers | None = None) -> Block:
+    def read_block(self, shard: int, block: int) -> Block:
         """Read one block: one range of the shard, whose checksum is compared, and which is decompressed.
 
         Where little of a block is in ``fields``, ranges that have it are read, and each field's checksum is compared.
@@ -372,7 +373,6 @@ class ShardDataset:
         Args:
             shard: Its shard's number.
             block: Its number in the shard.
-            buffers: Where it is read to, if it is not compressed; by default into memory of its own.
 
         Raises:
             ArgumentError: There is no such block.
@@ -380,7 +380,14 @@ class ShardDataset:
             DatasetError: The index is not usable, or is another shard's.
             FileNotFoundError: The shard or its index is missing.
         """
-        return self._access.read_block(int(shard), int(block), buffers)
+        return self._access.read_block(int(shard), int(block))
+
+    def open_block(self, shard: int, block: int, buffers: Buffers) -> Block | ResidentBlock:
+        """Return a block to take samples from: as ``read_block``, or only opened, where single samples are read sooner.
+
+        ``buffers`` is what it is read into otherwise, if it is not compressed.
+        """
+        return self._access.open_block(int(shard), int(block), buffers)
 
 
 def _sums(numbers: Sequence[int]) -> IntArray:

@@ -3,7 +3,8 @@
 ::
 
     plan     which blocks and rows each batch of this rank needs; admits blocks while they fit into memory
-    fetch    blocks, in the order in which they are needed; those of small samples are decoded here, whole
+    fetch    blocks, in the order in which they are needed; those of small samples are decoded here, whole, and those
+             of large samples that the system holds in memory are only opened
     make     batches of which everything is there: chunks of their rows, or a gather from whole blocks
     next     the next batch in the order, whatever was ready first
 
@@ -24,6 +25,7 @@ from shardkit.columnar import Arena
 from shardkit.errors import WorkerError
 from shardkit.fetch import Blocks, Fetcher, Slot
 from shardkit.order import Batches, IntArray, OrderPlan
+from shardkit.resident import ResidentBlock
 from shardkit.rows import RawRow, Row
 from shardkit.schedule import Planned, schedule
 from shardkit.slabs import BatchMaker, Slab
@@ -283,7 +285,7 @@ class Engine:
                 continue
             made.append(None)
             sample: Any = content
-            if isinstance(content, Block):
+            if isinstance(content, Block | ResidentBlock):
                 try:
                     sample = content.sample(row)
                 except Exception as error:  # noqa: BLE001 - it is raised in the row's place

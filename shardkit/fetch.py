@@ -13,6 +13,7 @@ from shardkit.blocks import Block
 from shardkit.buffers import Buffers
 from shardkit.columnar import Arena
 from shardkit.order import IntArray
+from shardkit.resident import ResidentBlock
 from shardkit.schedule import Places, Planned, Wanted
 from shardkit.threads import Threads
 
@@ -25,8 +26,8 @@ class Blocks(Places, Protocol):
 
     block_bytes: float
 
-    def read_block(self, shard: int, block: int, buffers: Buffers, /) -> Block:
-        """Return a block, read into one of the buffers if it can be."""
+    def open_block(self, shard: int, block: int, buffers: Buffers, /) -> Block | ResidentBlock:
+        """Return a block, read into one of the buffers if it can be, or one that needs not be read ahead."""
         ...
 
 
@@ -44,7 +45,7 @@ class Slot:
     def __init__(self, number: int, place: int) -> None:
         self.number = number
         self.place = place
-        self.content: Block | Exception | None = None
+        self.content: Block | ResidentBlock | Exception | None = None
 
 
 class Fetcher:
@@ -163,9 +164,9 @@ class Fetcher:
     def _fetch(self, slot: Slot, wanted: Wanted) -> None:
         """Fetch a block, and decode it whole where that is possible."""
         began, computed = time.perf_counter(), time.thread_time()
-        content: Block | Exception | None
+        content: Block | ResidentBlock | Exception | None
         try:
-            content = self._blocks.read_block(wanted.shard, wanted.block, self._buffers)
+            content = self._blocks.open_block(wanted.shard, wanted.block, self._buffers)
         except Exception as error:  # noqa: BLE001 - it is raised where the block's rows would come
             content = error
         waited = (time.perf_counter() - began) - (time.thread_time() - computed)

@@ -288,11 +288,23 @@ def damaged_index(url: str, problem: str) -> DatasetError:
     return DatasetError(f"{url}: is damaged ({problem}); make it again with 'shardkit index'", url=url)
 
 
-def _integers(column: Any) -> npt.NDArray[np.int64]:
-    """Return a column as int64, with -1 for null."""
+def _integers(column: Any) -> IntArray:
+    """Return a column as int64, with -1 for null. Unlike pyarrow's own ways, this does not import pandas, for 0.1 s.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> _integers(pa.chunked_array([[7, 8, None], [9]], pa.uint32()).slice(1)).tolist()
+        [8, -1, 9]
+    """
     import pyarrow as pa
 
-    numbers: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(-1).to_numpy()
+    array = column.cast(pa.int64()).combine_chunks()
+    bitmap, values = array.buffers()
+    part = slice(array.offset, array.offset + len(array))
+    numbers: IntArray = np.frombuffer(values or b"", np.int64)[part]
+    if array.null_count:
+        is_there = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[part]
+        numbers = np.where(is_there, numbers, -1)
     return numbers
 
 

@@ -86,6 +86,10 @@ class RowMaker:
     def _undecoded(self) -> frozenset[str]:
         return undecoded_fields(self.transforms, self.decoder)
 
+    @cached_property
+    def _needs_rng(self) -> bool:
+        return any(transform.needs_rng for transform in self.transforms)
+
     def __call__(self, raw: RawRow, slab: Slab | None = None, number: int = 0) -> Row:
         """Return the row, or what went wrong with it. It raises nothing.
 
@@ -98,15 +102,11 @@ class RowMaker:
             return Row(None, raw.sample, isinstance(raw.sample, ShardError))
         try:
             value: Any = decode_fields(raw.sample, self.selection, self.decoder, undecoded=self._undecoded)
-            if self.decoder is None:  # what were views of a block would keep it in memory
-                value = {name: bytes(v) if isinstance(v, memoryview) else v for name, v in value.items()}
         except (CodecError, SampleError) as error:
             return Row(None, error, is_skippable=True)
         except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
             return Row(None, error)
-        rng = None
-        if any(transform.needs_rng for transform in self.transforms):
-            rng = Rng(derive(self.seed, raw.epoch, _TRANSFORM, raw.position))
+        rng = Rng(derive(self.seed, raw.epoch, _TRANSFORM, raw.position)) if self._needs_rng else None
         outs = slab.row(number) if slab else None
         try:
             for transform in self.transforms:

@@ -174,7 +174,7 @@ def test_what_is_read_is_the_same_with_a_cache_and_without(tmp_path, packed, com
 def test_plain_blocks_are_read_from_the_cache_into_the_buffers_that_are_given(tmp_path, packed):
     dataset, buffers = open_cached(packed / "none", tmp_path), Buffers(10**6)
     for _ in range(2):
-        block = dataset.read_block(1, 2, buffers)
+        block = dataset.open_block(1, 2, buffers)
 
         assert isinstance(block.data, memoryview)
         assert block.data == shardkit.ShardDataset(packed / "none").read_block(1, 2).data

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 def fetching(folder, monkeypatch, wait):
     """Return the labels of an epoch, and how many blocks were fetched at a time, where each fetch has to wait."""
     dataset, lock, now, most = ShardDataset(folder), threading.Lock(), [0], [0]
-    read_block = ShardDataset.read_block
+    open_block = ShardDataset.open_block
 
     def slow(self, *place):
         with lock:
@@ -30,12 +30,12 @@ def fetching(folder, monkeypatch, wait):
             most[0] = max(most[0], now[0])
         wait()
         try:
-            return read_block(self, *place)
+            return open_block(self, *place)
         finally:
             with lock:
                 now[0] -= 1
 
-    monkeypatch.setattr(ShardDataset, "read_block", slow)
+    monkeypatch.setattr(ShardDataset, "open_block", slow)
     labels = [label for batch in ShardLoader(dataset, 8) for label in batch["cls"].tolist()]
     return labels, most[0]
 
@@ -51,7 +51,7 @@ def test_more_is_fetched_at_a_time_from_far_away(folder, monkeypatch):
 def test_the_first_batch_is_already_fetched_by_many(folder, monkeypatch):
     monkeypatch.setattr(fetch, "_MORE_THREADS", ((-1.0, 32),))
     is_awaited, enough, calls = threading.Event(), threading.Event(), itertools.count()
-    read_block = ShardDataset.read_block
+    open_block = ShardDataset.open_block
 
     def read(self, *place):
         number = next(calls)
@@ -61,9 +61,9 @@ def test_the_first_batch_is_already_fetched_by_many(folder, monkeypatch):
             assert enough.wait(60)
         else:
             enough.set()
-        return read_block(self, *place)
+        return open_block(self, *place)
 
-    monkeypatch.setattr(ShardDataset, "read_block", read)
+    monkeypatch.setattr(ShardDataset, "open_block", read)
     batches = iter(ShardLoader(ShardDataset(folder), 64))
     changed = batches._engine._changed
     wait = changed.wait

@@ -80,6 +80,7 @@ LAYERS = [
         "cachedir",
         "cache",
         "parts",
+        "resident",
         "indexes",
         "access",
         "filters",

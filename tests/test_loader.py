@@ -593,8 +593,8 @@ def test_no_more_is_held_than_memory_allows(dataset):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
 def test_ranks_that_divide_the_lanes_read_each_block_once_but_for_those_at_lanes_ends(dataset, world_size, monkeypatch):
     reads = []
-    read_block = ShardDataset.read_block
-    monkeypatch.setattr(ShardDataset, "read_block", lambda self, *at: reads.append(at[:2]) or read_block(self, *at))
+    open_block = ShardDataset.open_block
+    monkeypatch.setattr(ShardDataset, "open_block", lambda self, *at: reads.append(at[:2]) or open_block(self, *at))
 
     every_rank(dataset, 4, world_size, lanes=12)
 
