@@ -106,9 +106,12 @@ class ShardAccess:
         Args and errors as for ``read_block``.
         """
         rows = self._rows_of(shard, number)
-        if not self._is_resident(shard, number, len(rows)):
+        if not self._has_large_samples(shard):
             return self.read_block(shard, number, buffers)
-        keys, members = self.indexes.members(shard, rows.start, rows.stop)
+        keys, members = self.indexes.members(shard, rows.start, rows.stop)  # before the blocks, as there
+        begin, end = self._bounds(shard, number)
+        if not self._open_file(shard).is_resident(begin, end - begin):
+            return self.read_block(shard, number, buffers)
         self._check_bounds(shard, number, keys, members)
         return ResidentBlock(
             partial(self._open_file, shard),
@@ -127,16 +130,12 @@ class ShardAccess:
             raise ArgumentError(f"shard {url}: has the blocks 0 to {entry.blocks - 1:,}, not {number:,}")
         return range(number * block_samples, min((number + 1) * block_samples, entry.samples))
 
-    def _is_resident(self, shard: int, number: int, samples: int) -> bool:
-        """Return whether it is quicker to read a block's samples one by one than to read the block."""
-        url = self.indexes.url(shard)
-        if self._manifest.shards[shard].compression != "none" or self._cache is not None or is_remote(url):
+    def _has_large_samples(self, shard: int) -> bool:
+        """Return whether it is quicker to read a shard's samples one by one than its blocks, if they are in memory."""
+        entry = self._manifest.shards[shard]
+        if entry.compression != "none" or self._cache is not None or is_remote(self.indexes.url(shard)):
             return False
-        table = self.indexes.blocks(shard).table
-        offset, size = int(table.offset[number]), int(table.size[number])
-        if size < _LARGE_BYTES * samples * len(self._fields):
-            return False
-        return self._open_file(shard).is_resident(offset, size)
+        return entry.tar_size >= _LARGE_BYTES * entry.samples * len(self._fields)
 
     def _open_file(self, shard: int) -> OpenFile:
         file = self._files.get(shard)

@@ -12,11 +12,14 @@ Each stage is a pool of threads whose tasks all end by themselves: nothing waits
 nothing can hang. What the next batch needs is always admitted, so memory that is full slows down and never stops.
 """
 
+import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from shardkit.blocks import Block
@@ -35,6 +38,8 @@ _CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing o
 _AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
 _AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
 _AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory
+_LOOK_SECONDS = 0.1  # that a batch is waited for; if the processors are busy for less than so much of it, ...
+_BUSY = 0.6  # ... the workers wait for something, and others can compute meanwhile
 
 
 RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
@@ -85,7 +90,8 @@ class Engine:
         make_arena: Returns an arena with room for so many blocks, if batches can be gathered from whole blocks.
         skips: Leave out rows that cannot be read or decoded.
         buffers: What blocks are read into.
-        num_workers: How many threads make rows.
+        num_workers: How many threads make rows, at most.
+        busy_workers: How many do at first: there are more if they mostly wait.
         memory: How many bytes of blocks are held, unless the next batch needs more. If the dataset has no more, each
             block is read once.
     """
@@ -105,6 +111,7 @@ class Engine:
         skips: bool,
         buffers: Buffers,
         num_workers: int,
+        busy_workers: int,
         memory: int,
     ) -> None:
         self._epoch = epoch
@@ -118,9 +125,12 @@ class Engine:
         beyond = batches.batch_size + plan.lanes
         places = min(memory // max(1, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
         self._arena = make_arena(places) if make_arena else None
-        self._changed = threading.Condition()
+        # A Ctrl-C may come anywhere in Python code, also in that of threading.Condition, and would leave it locked or
+        # unlocked by chance. So the training loop's thread waits for these two alone, which are not made of Python.
+        self._lock = threading.RLock()
+        self._changes: SimpleQueue[None] = SimpleQueue()
         self._fetcher = Fetcher(
-            blocks, self._changed, self._take_fetched, arena=self._arena, places=places, buffers=buffers
+            blocks, self._lock, self._take_fetched, arena=self._arena, places=places, buffers=buffers
         )
         holds_all = plan.num_blocks * blocks.block_bytes <= memory
         self._planned = schedule(blocks, plan, batches, position=position, rank=rank, holds_all=holds_all)
@@ -137,16 +147,27 @@ class Engine:
         self._is_closed = False
         self._process = os.getpid()
         self._planner = Threads(1, "shardkit-plan")
-        self._workers = Threads(num_workers, "shardkit-rows")
-        with self._changed:
+        self._num_workers = num_workers
+        self._workers = Threads(busy_workers, "shardkit-rows")
+        self._busy_workers = busy_workers
+        self._awaited = self._computed = 0.0  # seconds that batches were waited for lately, and processors were busy
+        with self._lock:
             self._plan_soon()
 
     def next(self) -> Finished | None:
         """Return the next batch, as soon as it is there; None at the end, or when the engine was closed."""
         if os.getpid() != self._process:
             raise WorkerError("an iterator of a ShardLoader was taken along into another process; call iter() there")
-        with self._changed:
-            while not (self._queue and self._queue[0].finished):
+        while True:
+            with self._lock:
+                if self._queue and self._queue[0].finished:
+                    self._is_awaited = False
+                    batch = self._queue.popleft()
+                    self._given -= 1
+                    self._returned += 1
+                    self._give()
+                    self._plan_soon()
+                    return batch.finished
                 if self._is_closed:
                     return None
                 if not self._queue and (self._is_planned or self._error):
@@ -154,23 +175,37 @@ class Engine:
                         raise self._error
                     return None
                 self._is_awaited = True
-                self._changed.wait()
-            self._is_awaited = False
-            batch = self._queue.popleft()
-            self._given -= 1
-            self._returned += 1
-            self._give()
-            self._plan_soon()
-        return batch.finished
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until something has changed; have more workers if those that there are wait, too."""
+        began, computed = time.perf_counter(), time.process_time()
+        with contextlib.suppress(Empty):
+            # A Ctrl-C that comes just before Python waits is noticed only when it has waited.
+            self._changes.get(timeout=_LOOK_SECONDS)
+        if self._workers.count == self._num_workers:
+            return
+        if self._given:  # they have something to do
+            self._awaited += time.perf_counter() - began
+            self._computed += time.process_time() - computed
+        if self._awaited >= _LOOK_SECONDS:
+            if self._computed < _BUSY * self._busy_workers * self._awaited:
+                self._workers.add(min(self._workers.count, self._num_workers - self._workers.count))
+            self._awaited = self._computed = 0.0
+
+    def _note_change(self) -> None:
+        """Let who waits look again."""
+        if self._changes.empty():
+            self._changes.put(None)
 
     def close(self, *, wait: bool) -> None:
         """End all threads: what they are at is finished, the rest is dropped."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._queue.clear()
             self._fetcher.drop()  # now, and not when Python's garbage collector finds the engine's parts
             self._arena = None
-            self._changed.notify_all()
+            self._note_change()
         self._fetcher.close()
         for pool in (self._planner, self._workers):
             pool.close(wait=False)
@@ -193,19 +228,19 @@ class Engine:
             while True:
                 if self._upcoming is None:
                     self._upcoming = next(self._planned, None)
-                with self._changed:
+                with self._lock:
                     if self._upcoming is None or self._is_closed:
                         self._is_planned, self._is_planning = True, False
-                        self._changed.notify_all()
+                        self._note_change()
                         return
                     if not self._admit(self._upcoming):
                         self._is_planning = False
                         return
                     self._upcoming = None
         except BaseException as error:  # noqa: BLE001 - it is raised after the batches that were planned
-            with self._changed:
+            with self._lock:
                 self._error, self._is_planning = error, False
-                self._changed.notify_all()
+                self._note_change()
 
     def _admit(self, planned: Planned) -> bool:
         """Have the blocks fetched that a batch needs, if memory allows. The lock is held."""
@@ -266,7 +301,7 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
             rows = [Row(None, error)] * len(slots)
         batch.made[start:stop] = rows
-        with self._changed:
+        with self._lock:
             batch.chunks -= 1
             if batch.chunks:
                 return
@@ -285,7 +320,7 @@ class Engine:
                 continue
             made.append(None)
             sample: Any = content
-            if isinstance(content, Block | ResidentBlock):
+            if isinstance(content, (Block, ResidentBlock)):
                 try:
                     sample = content.sample(row)
                 except Exception as error:  # noqa: BLE001 - it is raised in the row's place
@@ -320,7 +355,7 @@ class Engine:
 
     def _end(self, batch: _Batch, finished: Finished) -> None:
         """Note that a batch is made."""
-        with self._changed:
+        with self._lock:
             batch.finished = finished
             batch.made.clear()
             batch.slab = None
@@ -330,4 +365,4 @@ class Engine:
                 self._made_count += 1
             self._fetcher.free(self._made_count)
             self._plan_soon()
-            self._changed.notify_all()
+            self._note_change()

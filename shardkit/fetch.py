@@ -1,11 +1,10 @@
 """Blocks, fetched ahead in the order in which they are needed, and held until the epoch has passed them."""
 
 import heapq
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,6 +15,9 @@ from shardkit.order import IntArray
 from shardkit.resident import ResidentBlock
 from shardkit.schedule import Places, Planned, Wanted
 from shardkit.threads import Threads
+
+if TYPE_CHECKING:
+    from threading import RLock
 
 _THREADS = 2  # reading what the system holds in memory is a copy; more would only be in the way of those that decode
 _MORE_THREADS = ((0.002, 4), (0.02, 32))  # if a fetch waits for so many seconds: on a disk, on a distant store
@@ -69,7 +71,7 @@ class Fetcher:
     def __init__(
         self,
         blocks: Blocks,
-        lock: threading.Condition,
+        lock: "RLock",
         on_fetched: Callable[[], None],
         *,
         arena: Arena | None,

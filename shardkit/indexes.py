@@ -310,6 +310,8 @@ def _integers(column: Any) -> IntArray:
 
 def _joined(members: Sequence[dict[str, tuple[IntArray, ...]]]) -> dict[str, tuple[IntArray, ...]]:
     """Return the members of all rows, one after the other."""
+    if len(members) == 1:
+        return members[0]
     return {
         field: tuple(np.concatenate(parts) for parts in zip(*(one[field] for one in members), strict=True))
         for field in members[0]

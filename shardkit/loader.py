@@ -81,6 +81,7 @@ class ShardLoader:
         collate_fn: Makes a batch of a list of what ``transform`` returned instead; whatever it returns is the batch.
             Called by several threads at a time.
         num_workers: How many threads or processes decode and transform; by default as many as there are processors.
+            Threads beyond that are started only where those wait, as for a server.
         worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
             needs ``if __name__ == "__main__":``, and the transform must be importable.
         memory: How many bytes of blocks may be held, in bytes or as text: what the order mixes together at a time,
@@ -148,19 +149,17 @@ class ShardLoader:
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         if collate_fn is not None and not callable(collate_fn):
             raise ArgumentError(f"collate_fn is {collate_fn!r}, expected a function of a list of samples")
-        if num_workers is None:
-            num_workers = len(os.sched_getaffinity(0))
-        self.dataset = dataset
+        self.dataset, processors = dataset, len(os.sched_getaffinity(0))
         self.batch_size = check_whole("batch_size", batch_size, least=1)
         self._shuffle = bool(shuffle)
         self._seed = check_whole("seed", seed)
         self._lanes = dataset.order(seed=0, epoch=0, lanes=lanes, shuffle=self._shuffle).lanes
-        self._num_workers = check_whole("num_workers", num_workers, least=1)
+        self._num_workers = check_whole("num_workers", processors if num_workers is None else num_workers, least=1)
+        self._busy_workers = self._num_workers if worker_type == "process" else min(self._num_workers, processors)
         self._memory = parse_bytes(memory)
         keep_freed_memory()
         self._buffers = Buffers(self._memory)
-        self._drop_last = bool(drop_last)
-        self._skips = on_error == "skip"
+        self._drop_last, self._skips = bool(drop_last), on_error == "skip"
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._place = None if rank is None and world_size is None else find_place(rank, world_size)
         transforms = tuple(one for one in (dataset.transform, Transform.parse(transform)) if one)
@@ -169,8 +168,8 @@ class ShardLoader:
         self._make_batch = BatchMaker(dataset.selection, collate_fn, results)
         reader = ColumnReader(dataset.selection, dataset.decoder)
         is_light = not (transforms or collate_fn or dataset.columns) and reader.supports(dataset.manifest.fields)
-        arena = partial(Arena, reader, results, block_samples=dataset.manifest.block_samples)
-        self._make_arena = arena if is_light else None
+        block_samples = dataset.manifest.block_samples
+        self._make_arena = partial(Arena, reader, results, block_samples=block_samples) if is_light else None
         self._make_rows = RowProcesses(maker, self._num_workers) if worker_type == "process" else RowThreads(maker)
         # Where the next batch comes from; and which pass is under way there, so that the next one is of the next epoch.
         # It is a token, and not the pass: that ends when the training loop forgets it.
@@ -329,6 +328,7 @@ class ShardLoader:
             skips=self._skips,
             buffers=self._buffers,
             num_workers=self._num_workers,
+            busy_workers=self._busy_workers,
             memory=self._memory,
         )
 

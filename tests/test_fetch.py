@@ -65,9 +65,8 @@ def test_the_first_batch_is_already_fetched_by_many(folder, monkeypatch):
 
     monkeypatch.setattr(ShardDataset, "open_block", read)
     batches = iter(ShardLoader(ShardDataset(folder), 64))
-    changed = batches._engine._changed
-    wait = changed.wait
-    monkeypatch.setattr(changed, "wait", lambda: (is_awaited.set(), wait()))
+    wait = batches._engine._wait
+    monkeypatch.setattr(batches._engine, "_wait", lambda: (is_awaited.set(), wait()))
 
     assert len(next(batches)["cls"]) == 64
     assert enough.is_set()
