@@ -189,7 +189,7 @@ class Arena:
 
 def _own(values: list[Any]) -> list[Any]:
     """Return values of which none is a view of a block."""
-    if any(type(value) is memoryview for value in values):
+    if memoryview in set(map(type, values)):
         return [bytes(value) if type(value) is memoryview else value for value in values]
     return values
 
