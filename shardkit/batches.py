@@ -45,8 +45,9 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mappi
                 "collate_fn for what it returns, as torch.utils.data.default_collate"
             )
     names = [name for name in (samples[0] if samples else selection.wanted) if name not in RESERVED]
+    fields = set(names)
     for sample in samples:
-        if sample.keys() - RESERVED != set(names):
+        if sample.keys() - RESERVED != fields:
             raise _differs(sample, names)
     batch: Batch = {}
     for name in names:

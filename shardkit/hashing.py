@@ -59,8 +59,18 @@ def derive(*parts: int) -> int:
     """
     key = _FIRST
     for part in parts:
-        key = mix64(key ^ mix64(part & _MASK))
+        key = extend(key, part)
     return key
+
+
+def extend(key: int, part: int) -> int:
+    """Return the key of one part more: ``extend(derive(1, 2), 3)`` is ``derive(1, 2, 3)``.
+
+    Example:
+        >>> extend(derive(1, 2), 3) == derive(1, 2, 3)
+        True
+    """
+    return mix64(key ^ mix64(part & _MASK))
 
 
 def hash_key(key: str) -> int:

@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from shardkit.buffers import SharedMemory
 from shardkit.codecs import Decoder
 from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
-from shardkit.hashing import derive
+from shardkit.hashing import derive, extend
 from shardkit.resize import use_one_thread
 from shardkit.rng import Rng
 from shardkit.sample import FieldSelection, Sample
@@ -106,7 +106,7 @@ class RowMaker:
             return Row(None, error, is_skippable=True)
         except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
             return Row(None, error)
-        rng = Rng(derive(self.seed, raw.epoch, _TRANSFORM, raw.position)) if self._needs_rng else None
+        rng = Rng(extend(_epoch_key(self.seed, raw.epoch), raw.position)) if self._needs_rng else None
         outs = slab.row(number) if slab else None
         try:
             for transform in self.transforms:
@@ -116,6 +116,12 @@ class RowMaker:
         except BaseException as error:  # noqa: BLE001 - as above
             return Row(None, error, is_skippable=was_undecodable(value, error))
         return Row(value)
+
+
+@lru_cache(16)
+def _epoch_key(seed: int, epoch: int) -> int:
+    """Return what the keys of an epoch's rows begin with."""
+    return derive(seed, epoch, _TRANSFORM)
 
 
 class RowThreads:
