@@ -36,8 +36,8 @@ from shardkit.threads import Threads
 
 _CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
 _AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
-_AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
-_AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory
+_AHEAD_ROWS = 8192  # ... or as many as have so many rows, ...
+_AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory, or were read from so much
 _LOOK_SECONDS = 0.1  # that a batch is waited for; if the processors are busy for less than so much of it, ...
 _BUSY = 0.6  # ... the workers wait for something, and others can compute meanwhile
 
@@ -120,6 +120,7 @@ class Engine:
         self._skips = skips
         self._memory = memory
         self._ahead = max(_AHEAD_BATCHES, -(-_AHEAD_ROWS // batches.batch_size))
+        self._read_bytes = int(batches.batch_size * plan.num_blocks * blocks.block_bytes / max(1, plan.num_samples))
         self._chunk_rows = min(_CHUNK_ROWS, -(-batches.batch_size // num_workers))
         # Room for what memory allows and for what the next batch may need beyond that; the rest is not decoded whole.
         beyond = batches.batch_size + plan.lanes
@@ -218,6 +219,9 @@ class Engine:
 
     def _plan_soon(self) -> None:
         """Let the planner look whether there is something to do. The lock is held."""
+        upcoming = self._upcoming
+        if upcoming and not upcoming.wanted and len(self._queue) > 2 * self._ahead:
+            return  # nothing is to be fetched, and to wake a thread for one batch takes longer than to make a small one
         if not (self._is_planning or self._is_planned or self._error or self._is_closed):
             self._is_planning = True
             self._planner.submit(self._admit_batches)
@@ -266,7 +270,7 @@ class Engine:
 
     def _give(self) -> None:
         """Give batches whose blocks are there to the workers, so many ahead. The lock is held."""
-        ahead = min(self._ahead, max(1, _AHEAD_BYTES // self._make_batch.nbytes))
+        ahead = min(self._ahead, max(1, _AHEAD_BYTES // max(self._read_bytes, self._make_batch.nbytes)))
         while self._given < min(len(self._queue), ahead + 1) and not self._is_closed:
             batch = self._queue[self._given]
             if not self._fetcher.has(batch.plan):
