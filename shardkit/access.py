@@ -135,7 +135,7 @@ class ShardAccess:
         entry = self._manifest.shards[shard]
         if entry.compression != "none" or self._cache is not None or is_remote(self.indexes.url(shard)):
             return False
-        return entry.tar_size >= _LARGE_BYTES * entry.samples * len(self._fields)
+        return entry.tar_size >= _LARGE_BYTES * entry.samples * max(1, len(self._fields))
 
     def _open_file(self, shard: int) -> OpenFile:
         file = self._files.get(shard)

@@ -36,7 +36,8 @@ from shardkit.threads import Threads
 
 _CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
 _AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
-_AHEAD_ROWS = 8192  # ... or as many as have so many rows, ...
+_AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
+_AHEAD_GATHERED_ROWS = 8192  # ... or so many that are gathered, which takes no longer than to wake a thread, ...
 _AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory, or were read from so much
 _LOOK_SECONDS = 0.1  # that a batch is waited for; if the processors are busy for less than so much of it, ...
 _BUSY = 0.6  # ... the workers wait for something, and others can compute meanwhile
@@ -119,13 +120,14 @@ class Engine:
         self._make_batch = make_batch
         self._skips = skips
         self._memory = memory
-        self._ahead = max(_AHEAD_BATCHES, -(-_AHEAD_ROWS // batches.batch_size))
         self._read_bytes = int(batches.batch_size * plan.num_blocks * blocks.block_bytes / max(1, plan.num_samples))
         self._chunk_rows = min(_CHUNK_ROWS, -(-batches.batch_size // num_workers))
         # Room for what memory allows and for what the next batch may need beyond that; the rest is not decoded whole.
         beyond = batches.batch_size + plan.lanes
         places = min(memory // max(1, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
         self._arena = make_arena(places) if make_arena else None
+        ahead_rows = _AHEAD_GATHERED_ROWS if self._arena else _AHEAD_ROWS
+        self._ahead = max(_AHEAD_BATCHES, -(-ahead_rows // batches.batch_size))
         # A Ctrl-C may come anywhere in Python code, also in that of threading.Condition, and would leave it locked or
         # unlocked by chance. So the training loop's thread waits for these two alone, which are not made of Python.
         self._lock = threading.RLock()

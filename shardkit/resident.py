@@ -74,12 +74,10 @@ class ResidentBlock:
         self._read = read
         self._keys = keys
         self._fields = [(field, *(array.tolist() for array in arrays)) for field, arrays in members.items()]
-        self._orders = np.argsort([arrays[0] for arrays in members.values()], axis=0).T.tolist()  # as they lie
+        offsets = np.reshape([arrays[0] for arrays in members.values()], (len(members), len(keys)))
+        self._orders = np.argsort(offsets, axis=0).T.tolist()  # of each sample's fields: as they lie
         self._url = url
         self._columns = columns or {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
     def sample(self, row: int) -> Sample:
         """Return one sample: ``__key__``, ``__url__``, ``__columns__`` if there are any, and its fields' bytes.

@@ -67,7 +67,9 @@ def epochs(folder, fields, *, count=1, loader=None, **options):
     return batches
 
 
-@pytest.mark.parametrize("fields", [None, ("bin",), {"data": "bin", "label": "cls"}, ("bin", "npy?", "aaa?")])
+@pytest.mark.parametrize(
+    "fields", [None, ("bin",), {"data": "bin", "label": "cls"}, ("bin", "npy?", "aaa?"), {"none": "there;is;none?"}]
+)
 @pytest.mark.parametrize("options", [{}, {"decode": False}, {"columns": ("label",), "decode": False}])
 @pytest.mark.parametrize("loader", [{}, {"shuffle": False, "num_workers": 1, "memory": "1MB"}, {"drop_last": True}])
 def test_they_are_the_samples_of_whole_blocks(folder, opened, monkeypatch, fields, options, loader):
