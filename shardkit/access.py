@@ -4,7 +4,7 @@ Of blocks of which little is wanted, only that is fetched, where it saves as muc
 and forked processes may share what is here; a pickle of it has nothing of what is kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,12 +15,12 @@ from shardkit.buffers import Buffers
 from shardkit.cache import BlockCache
 from shardkit.cachedir import block_name
 from shardkit.compress import decompress_frame
-from shardkit.errors import ArgumentError, DatasetError, ShardError, hide_secrets
+from shardkit.errors import ArgumentError, ShardError, hide_secrets
 from shardkit.index import ROW_GROUP_ROWS
 from shardkit.indexes import Indexes, damaged_index
 from shardkit.local import local_path
 from shardkit.manifest import Manifest
-from shardkit.parts import REQUEST_BYTES, FieldPlace, IntArray, Parts
+from shardkit.parts import REQUEST_BYTES, FieldPlace, Parts
 from shardkit.recent import BoundedCache
 from shardkit.resident import OpenFile, ResidentBlock
 from shardkit.sample import COLUMNS, KEY, URL, FieldSelection, Sample
@@ -112,7 +112,9 @@ class ShardAccess:
         begin, end = self._bounds(shard, number)
         if not self._open_file(shard).is_resident(begin, end - begin):
             return self.read_block(shard, number, buffers)
-        self._check_bounds(shard, number, keys, members)
+        for offset, size, _ in members.values():
+            places = zip(keys, offset.tolist(), size.tolist(), strict=True)
+            self._check_places(shard, number, (place for place in places if place[1] >= 0))
         return ResidentBlock(
             partial(self._open_file, shard),
             partial(self._read_member, shard, number),
@@ -168,7 +170,7 @@ class ShardAccess:
         self, shard: int, number: int, members: Sequence[FieldPlace], *, gap: int, buffers: Buffers | None = None
     ) -> tuple[memoryview, list[int]]:
         """Return bytes that have members of a block, each compared with its checksum, and where each of them begins."""
-        self._check_places(shard, number, members)
+        self._check_places(shard, number, ((m.key, m.offset, m.size) for m in members))
         url = self.indexes.url(shard)
         begins = np.array([member.offset for member in members], dtype=np.int64)
         parts = Parts(begins, begins + np.array([member.size for member in members], dtype=np.int64), gap=gap)
@@ -261,7 +263,7 @@ class ShardAccess:
 
     def _cut_members(self, shard: int, number: int, members: Sequence[FieldPlace]) -> list[bytes]:
         """Return members of a block that is read whole, and kept for samples to come; each compared as above."""
-        self._check_places(shard, number, members)
+        self._check_places(shard, number, ((m.key, m.offset, m.size) for m in members))
         block = self._frames.get((shard, number))
         if block is None and members:
             block = bytes(self._read_whole(shard, number))
@@ -272,26 +274,13 @@ class ShardAccess:
             member.check(piece, url)
         return pieces
 
-    def _check_places(self, shard: int, number: int, members: Sequence[FieldPlace]) -> None:
-        """Check that members lie within their block before their sizes are believed."""
+    def _check_places(self, shard: int, number: int, places: Iterable[tuple[str, int, int]]) -> None:
+        """Check that members, by key, offset and size, lie within their block before their sizes are believed."""
         begin, end = self._bounds(shard, number)
-        for member in members:
-            if member.offset < begin or not 0 <= member.size <= end - member.offset:
-                raise self._misplaced(shard, member.key)
-
-    def _check_bounds(
-        self, shard: int, number: int, keys: Sequence[str], members: Mapping[str, tuple[IntArray, ...]]
-    ) -> None:
-        """Do the same for all members of a block at once."""
-        begin, end = self._bounds(shard, number)
-        for offset, size, _ in members.values():
-            is_wrong = (offset >= 0) & ((offset < begin) | (size < 0) | (size > end - offset))
-            if is_wrong.any():
-                raise self._misplaced(shard, keys[int(is_wrong.argmax())])
+        for key, offset, size in places:
+            if offset < begin or not 0 <= size <= end - offset:
+                raise damaged_index(self.indexes.index_url(shard), f"sample {key!r} is not in its block")
 
     def _bounds(self, shard: int, number: int) -> tuple[int, int]:
         table = self.indexes.blocks(shard).table  # which says that the shard is whole
         return int(table.offset[number]), int(table.offset[number] + table.size[number])
-
-    def _misplaced(self, shard: int, key: str) -> DatasetError:
-        return damaged_index(self.indexes.index_url(shard), f"sample {key!r} is not in its block")

@@ -4,9 +4,9 @@ So a dataset of any size opens at once and stays small. Threads and forked proce
 nothing of what is kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from shardkit.storage import Storage, is_remote, join
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+V = TypeVar("V")
 
 BLOCK_TABLE_BYTES = 64_000_000
 """The most bytes of block tables that are kept: of 1.5 million blocks."""
@@ -132,10 +134,11 @@ class Indexes:
             ShardError: The shard has another size than the manifest says.
             FileNotFoundError: There is no such shard, or no index of it.
         """
-        blocks = self._blocks.get(shard)
-        if blocks is None:
-            blocks = self._reading.do(shard, lambda: self._blocks.get(shard) or self._read_blocks(shard, None))
-        return blocks
+        return self._read_once(self._blocks, shard, lambda: self._read_blocks(shard, None))
+
+    def _read_once(self, kept: BoundedCache[V], place: Hashable, read: Callable[[], V]) -> V:
+        """Return what is kept, or read it once for all threads that want it, those too that come late."""
+        return kept.get(place) or self._reading.do(place, lambda: kept.get(place) or read())
 
     def _read_blocks(self, shard: int, index: ShardIndex | None) -> ShardBlocks:
         index = self.open(shard) if index is None else index
@@ -205,11 +208,7 @@ class Indexes:
             DatasetError: The index is not usable.
             ShardError: The shard has another size than the manifest says.
         """
-        rows = self._rows.get((shard, group))
-        if rows is None:
-            place = shard, group
-            rows = self._reading.do(place, lambda: self._rows.get(place) or self._find_rows(shard, group))
-        return rows
+        return self._read_once(self._rows, (shard, group), lambda: self._find_rows(shard, group))
 
     def _find_rows(self, shard: int, group: int) -> Rows:
         index = self.open(shard)

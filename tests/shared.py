@@ -101,3 +101,11 @@ def assert_same_batch(ours, theirs):
             for one, other in zip(value, theirs[name], strict=True):
                 equal = torch.equal if isinstance(one, torch.Tensor) else np.array_equal
                 assert equal(one, other)
+
+
+def misplace(dataset, field, part, value):
+    """Let the second shard's index say something else of its eighth sample's field: 0 its offset, 1 its size."""
+    rows = dataset._access.indexes.rows(1, 0)
+    writable = tuple(array.copy() for array in rows.members[field])
+    writable[part][7] = value
+    rows.members[field] = writable

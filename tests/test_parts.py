@@ -14,7 +14,7 @@ from shardkit.parts import REQUEST_BYTES, Parts
 from shardkit.recent import SharedWork
 from shardkit.tar import member_header
 from tests.servers.programs import Nginx
-from tests.shared import assert_same_batch
+from tests.shared import assert_same_batch, misplace
 
 COUNT = 40
 TEXTS = {f"{i:03d}": f"text {i} ".encode() * (50 + i % 9) for i in range(COUNT)}
@@ -211,10 +211,7 @@ def test_every_byte_that_is_fetched_is_checked_and_no_other(field, tmp_path):
 @pytest.mark.parametrize(("part", "value"), [(0, 0), (0, 1 << 60), (1, 1 << 60), (1, -1)])
 def test_a_field_that_cannot_be_where_its_index_says_is_not_fetched(part, value, wide):
     dataset = ShardDataset(wide, fields=("txt",))
-    rows = dataset._access.indexes.rows(1, 0)
-    writable = tuple(array.copy() for array in rows.members["txt"])
-    writable[part][7] = value
-    rows.members["txt"] = writable
+    misplace(dataset, "txt", part, value)
 
     with pytest.raises(DatasetError, match=r"wide-000001\.parquet: is damaged \(sample '\d+' is not in its block\)"):
         dataset.read_block(1, 1)

@@ -15,7 +15,7 @@ from shardkit.buffers import Buffers
 from shardkit.errors import DatasetError, ShardError, TruncatedShardError
 from shardkit.indexing import index_shards
 from shardkit.resident import OpenFile, ResidentBlock
-from tests.shared import assert_same_batch, tar_of
+from tests.shared import assert_same_batch, misplace, tar_of
 
 COUNT = 60
 BYTES = np.random.default_rng(0).integers(0, 256, 40_000, dtype=np.uint8).tobytes()
@@ -268,10 +268,7 @@ def test_fields_come_in_the_order_in_which_they_lie(tmp_path, opened):
 @pytest.mark.parametrize(("part", "value"), [(0, 0), (0, 1 << 60), (1, 1 << 60), (1, -1)])
 def test_a_field_that_cannot_be_where_its_index_says_is_an_error(folder, opened, part, value):
     dataset = ShardDataset(folder, fields=("bin",))
-    rows = dataset._access.indexes.rows(1, 0)
-    writable = tuple(array.copy() for array in rows.members["bin"])
-    writable[part][7] = value
-    rows.members["bin"] = writable
+    misplace(dataset, "bin", part, value)
 
     with pytest.raises(DatasetError, match=r"large-000001\.parquet: is damaged \(sample 'k/027' is not in its block\)"):
         list(ShardLoader(dataset, 7))
