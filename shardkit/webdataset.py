@@ -33,9 +33,9 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, Self
 
-from shardkit.epochs import Skipped
 from shardkit.errors import ArgumentError, MissingExtraError
-from shardkit.stream import ShardStream
+from shardkit.loading.epochs import Skipped
+from shardkit.loading.stream import ShardStream
 
 try:
     import webdataset as wds
@@ -106,7 +106,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
 
     Example:
         >>> import tempfile
-        >>> from shardkit.writer import ShardWriter
+        >>> from shardkit.packing.writer import ShardWriter
         >>> folder = tempfile.mkdtemp()
         >>> with ShardWriter(f"{folder}/words") as writer:
         ...     writer.write({"__key__": "0001", "txt": "hello", "cls": 1})

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.servers.ceph import Ceph
-from tests.servers.faults import FaultProxy
-from tests.servers.processes import Processes
-from tests.servers.programs import Moto, Nginx, Proxies
+from tests.support.servers.ceph import Ceph
+from tests.support.servers.faults import FaultProxy
+from tests.support.servers.processes import Processes
+from tests.support.servers.programs import Moto, Nginx, Proxies
 
-pytest.register_assert_rewrite("tests.shared")
+pytest.register_assert_rewrite("tests.support.shared")
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -98,7 +98,7 @@ def tries(monkeypatch):
             if called:
                 called.pop(0)()
 
-    monkeypatch.setattr("shardkit.attempts._sleep", sleep)
+    monkeypatch.setattr("shardkit.storage.retry._sleep", sleep)
     return called
 
 

@@ -12,17 +12,17 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
-from shardkit.codecs import encode
+from shardkit.codecs.registry import encode
 from shardkit.errors import ArgumentError, MissingExtraError, ShardError, TooManySkippedError
+from shardkit.loading.stream import StreamWarning
+from shardkit.packing.writer import ShardWriter
 from shardkit.sample import KEY, URL
-from shardkit.stream import StreamWarning
 from shardkit.webdataset import WebDataset
-from shardkit.writer import ShardWriter
-from tests.shared import tar_of as tar
+from tests.support.shared import tar_of as tar
 
 pytestmark = [
     # A stream says that shards without an index have none.
-    pytest.mark.filterwarnings("ignore::shardkit.stream.StreamWarning"),
+    pytest.mark.filterwarnings("ignore::shardkit.loading.stream.StreamWarning"),
     # webdataset never closes the shards that it opens.
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than this machine has cores

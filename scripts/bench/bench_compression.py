@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Measure what compression does to shards of images, text and arrays, and how fast: the table of the README.
+
+Run it with ``python scripts/bench/bench_compression.py``, or with ``--megabytes 2 --rounds 1`` to see that it works. It
+needs scikit-learn, for the photographs that come with it; nothing is downloaded or written.
+
+Each kind of data is packed into tar blocks of 1 MB, as shards are, and kept in memory. zst compresses a frame a block,
+gz all of them as one stream. One thread; rates are in 10^6 bytes of uncompressed tar a second, medians of all rounds;
+the compressions take turns, so that a slow moment hits all alike. Ratio is the uncompressed size divided by the stored
+one.
+"""
+
+import argparse
+import io
+import itertools
+import os
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from sklearn.datasets import load_sample_images
+
+from shardkit.codecs.compress import compress_frame, decompress_frame, gzip_writer, open_decompressed, parse_compression
+from shardkit.codecs.registry import encode
+from shardkit.format.tar_header import member_header, padding
+from shardkit.storage.local import LocalStream
+
+BLOCK_BYTES = 1_000_000
+COMPRESSIONS = ("none", "zst:1", "zst:3", "zst:9", "gz:6")
+CROP = 400
+Blocks = list[bytes]
+
+
+def jpegs(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
+    """Yield crops of scikit-learn's two photographs, about 50 KB each as JPEG."""
+    photos = load_sample_images().images
+    while True:
+        photo = photos[rng.integers(len(photos))]
+        top, left = rng.integers(photo.shape[0] - CROP + 1), rng.integers(photo.shape[1] - CROP + 1)
+        yield "jpg", photo[top : top + CROP, left : left + CROP]
+
+
+def texts(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
+    """Yield the source texts of Python's standard library, again and again if they do not suffice."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py"))
+    files = [file for file in files if "site-packages" not in file.parts]
+    for number in itertools.cycle(rng.permutation(len(files))):
+        yield "txt", files[number].read_bytes()
+
+
+def series(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
+    """Yield measurements: 16 channels of 1 000 steps, waves and noise, float32."""
+    steps = np.arange(1000)[:, None]
+    while True:
+        waves = np.sin(steps * rng.uniform(0.001, 0.1, 16)) * rng.uniform(1, 10, 16)
+        yield "npy", (waves + rng.normal(0, 0.05, (1000, 16))).astype(np.float32)
+
+
+def tokens(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
+    """Yield token ids, distributed as words are: 2 048 of a vocabulary of 50 000, int32."""
+    frequencies = 1 / np.arange(1, 50_001)
+    while True:
+        yield "npy", rng.choice(50_000, 2048, p=frequencies / frequencies.sum()).astype(np.int32)
+
+
+KINDS = {"JPEG images": jpegs, "text (source code)": texts, "float32 series": series, "int32 tokens": tokens}
+
+
+def tar_blocks(values: Iterator[tuple[str, object]], size: int) -> Blocks:
+    """Return at least ``size`` bytes of tar in blocks of whole members, about 1 MB each."""
+    blocks, block = [], bytearray()
+    for number, (field, value) in enumerate(values):
+        data = encode(field, value)
+        block += member_header(f"{number:08}.{field}", len(data)) + data + bytes(padding(len(data)))
+        if len(block) >= BLOCK_BYTES:
+            blocks.append(bytes(block))
+            block.clear()
+            if sum(map(len, blocks)) >= size:
+                break
+    return blocks
+
+
+def compress(compression: str, blocks: Blocks) -> Blocks:
+    """Return what is stored of the blocks."""
+    name, level = parse_compression(compression)
+    if name == "zst":
+        return [compress_frame(block, level) for block in blocks]
+    if name == "gz":
+        writer = gzip_writer(level)
+        return [*map(writer.compress, blocks), writer.flush()]
+    return blocks
+
+
+def decompress(compression: str, stored: Blocks, sizes: list[int]) -> Blocks:
+    """Return the blocks again."""
+    name = parse_compression(compression).name
+    if name == "zst":
+        return [decompress_frame(f, size, url="", offset=0) for f, size in zip(stored, sizes, strict=True)]
+    if name == "gz":
+        stream = open_decompressed(LocalStream(io.BytesIO(b"".join(stored)), "", None))
+        return [stream.read(size) for size in sizes]
+    return stored
+
+
+def timed(function: Callable[[], Blocks]) -> tuple[float, Blocks]:
+    """Return how many seconds a call takes, and what it returns."""
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def measure(blocks: Blocks, rounds: int) -> dict[str, tuple[float, float, float]]:
+    """Return ratio, and megabytes a second compressed and decompressed, for each compression."""
+    sizes = [len(block) for block in blocks]
+    seconds: dict[str, list[tuple[float, float]]] = {compression: [] for compression in COMPRESSIONS}
+    ratios = {}
+    for _, compression in itertools.product(range(rounds), COMPRESSIONS):
+        compressing, stored = timed(partial(compress, compression, blocks))
+        decompressing, restored = timed(partial(decompress, compression, stored, sizes))
+        if restored != blocks:
+            raise SystemExit(f"{compression} does not give back what it was given")
+        seconds[compression].append((compressing, decompressing))
+        ratios[compression] = sum(sizes) / sum(map(len, stored))
+    megabytes = sum(sizes) / 1e6
+    return {
+        compression: (ratios[compression], *(megabytes / median(column) for column in zip(*rows, strict=True)))
+        for compression, rows in seconds.items()
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=64, help="of each kind of data (default: 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken (default: 5)")
+    options = parser.parse_args()
+
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; one thread")
+    print(f"{options.megabytes:g} MB of each, medians of {options.rounds} rounds\n")
+    print("| data | compression | ratio | compress MB/s | decompress MB/s |")
+    print("|---|---|---:|---:|---:|")
+    for kind, values in KINDS.items():
+        blocks = tar_blocks(values(np.random.default_rng(0)), int(options.megabytes * 1e6))
+        for compression, (ratio, compressing, decompressing) in measure(blocks, options.rounds).items():
+            rates = f"{compressing:,.0f} | {decompressing:,.0f}" if compression != "none" else "- | -"
+            print(f"| {kind} | {compression} | {ratio:.2f} | {rates} |")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""What the order of an epoch of 10^9 samples costs: scripts/bench/bench_order.py [SHARDS]."""
+
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from shardkit.hashing import shuffled
+from shardkit.order.plan import OrderPlan
+
+ROUNDS = 7
+ANYWHERE = 1000
+STRETCH = 1 << 18  # positions that a loader asks for at once
+
+
+def main() -> None:
+    """Print a line for each of some sizes of blocks and numbers of lanes."""
+    num_shards = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    runs = 9_000 + shuffled(num_shards, key=0) % 2_001  # ragged: 10 000 on average
+    for block_samples, lanes in ((16, 240), (64, 240), (64, 960), (256, 240)):
+        make = partial(OrderPlan, runs, block_samples, seed=1, epoch=0, lanes=lanes)
+        print(measure(make))
+
+
+def measure(make: Callable[[], OrderPlan]) -> str:
+    """Return what a plan costs."""
+    ready = statistics.median(seconds(make) for _ in range(ROUNDS))
+    tracemalloc.start()
+    plan = make()
+    memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    some = np.linspace(0, plan.num_samples - 1, ANYWHERE).astype(np.int64)
+    each = sorted(seconds(partial(plan.samples_at, [position])) for position in some)
+    starts = np.linspace(0, plan.num_samples - STRETCH, ROUNDS).astype(np.int64)
+    stretch = statistics.median(seconds(partial(plan.locate, start + np.arange(STRETCH))) for start in starts)
+    return (
+        f"{plan.num_samples:,} samples, {plan.num_blocks:,} blocks, {plan.lanes} lanes: ready in {ready:.3f} s, "
+        f"{memory / 1e6:.0f} MB at most; a position {1e3 * each[ANYWHERE // 2]:.2f} ms "
+        f"(99 % within {1e3 * each[ANYWHERE * 99 // 100]:.2f}); in sequence {1e6 * stretch / STRETCH:.2f} us a sample"
+    )
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

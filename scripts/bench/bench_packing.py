@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""How long packing takes, beside webdataset's ShardWriter and GNU tar; with --memory, how much memory it takes.
+
+4 000 files of 40 to 80 KB in class folders, on a memory file system, become uncompressed shards. shardkit's time is
+that of listing the folder and packing with one worker: shuffled, with SHA-256, CRCs, index and manifest; the time in
+fsync stands apart. webdataset reads the same files and writes the same fields. GNU tar, a process of its own, writes
+the files alone. They take turns, so that what the machine does besides concerns all of them; a ratio is of one round.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shardkit.packing.job import pack
+from shardkit.sources.folders import ImageFolder
+
+SHARD_BYTES = 256_000_000
+CLASSES = 10
+
+
+def write_files(folder: Path, count: int) -> None:
+    """Write files that are like JPEGs in size and in that they cannot be compressed."""
+    numbers = random.Random(0)  # noqa: S311 - sizes and bytes of a benchmark
+    content = numbers.randbytes(1_000_000)
+    for number in range(count):
+        size = numbers.randint(40_000, 80_000)
+        start = numbers.randrange(len(content) - size)
+        path = folder / f"class{number % CLASSES}" / f"{number:06d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content[start : start + size])
+
+
+def with_shardkit(source: Path, out: Path) -> None:
+    """List the folder and pack it."""
+    pack(ImageFolder(source), out / "train", compression="none", num_workers=1, progress=False)
+
+
+def with_webdataset(source: Path, out: Path) -> None:
+    """Read the files and write them with webdataset."""
+    import webdataset  # here, so that its memory is not counted as ours
+
+    with webdataset.ShardWriter(str(out / "train-%06d.tar"), maxsize=SHARD_BYTES, maxcount=10**9, verbose=0) as writer:
+        for number, folder in enumerate(sorted(source.iterdir())):
+            for path in sorted(folder.iterdir()):
+                writer.write({"__key__": f"{folder.name}/{path.stem}", "jpg": path.read_bytes(), "cls": number})
+
+
+def with_tar(source: Path, out: Path) -> None:
+    """Let GNU tar write the files."""
+    subprocess.run(["tar", "-cf", out / "train.tar", "-C", source, "."], check=True)
+
+
+PROGRAMS = {"shardkit": with_shardkit, "webdataset": with_webdataset, "GNU tar": with_tar}
+
+
+class SyncTimer:
+    """Measures the seconds in ``os.fsync``."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._fsync = os.fsync
+        os.fsync = self._timed  # type: ignore[assignment] # it takes descriptors alone, as it is called here
+
+    def _timed(self, descriptor: int) -> None:
+        started = time.perf_counter()
+        self._fsync(descriptor)
+        self.seconds += time.perf_counter() - started
+
+
+def cpu_seconds() -> float:
+    """Return what this process and those that it waited for have used, in all threads."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def measure(program: Callable[[Path, Path], None], source: Path, folder: Path, timer: SyncTimer) -> dict[str, float]:
+    """Run a program once; return its seconds without fsync, those in fsync, and its processor seconds."""
+    out = folder / "out"
+    out.mkdir()
+    synced, cpu, started = timer.seconds, cpu_seconds(), time.perf_counter()
+    program(source, out)
+    elapsed, synced = time.perf_counter() - started, timer.seconds - synced
+    cpu = cpu_seconds() - cpu
+    shutil.rmtree(out)
+    return {"seconds": elapsed - synced, "fsync": synced, "cpu": cpu}
+
+
+def compare(folder: Path, count: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Return each program's medians, and the medians and the worst of shardkit's ratios to it."""
+    source = folder / "images"
+    source.mkdir()
+    write_files(source, count)
+    timer = SyncTimer()
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in PROGRAMS}
+    for turn in range(rounds + 1):
+        for name, program in PROGRAMS.items():
+            result = measure(program, source, folder, timer)
+            if turn:  # the first warms up
+                results[name].append(result)
+    table = {}
+    for name, runs in results.items():
+        row = {what: statistics.median(run[what] for run in runs) for what in runs[0]}
+        for what in ("seconds", "cpu"):
+            ratios = [run[what] / own[what] for run, own in zip(runs, results["shardkit"], strict=True)]
+            row |= {f"{what}_ratio": statistics.median(ratios), f"{what}_ratio_worst": min(ratios)}
+        table[name] = row
+    return table
+
+
+def small_samples(total: int) -> Iterator[dict[str, Any]]:
+    """Yield samples of one text of 1 KB."""
+    text = random.Random(0).randbytes(750).hex()  # noqa: S311 - a text of a benchmark
+    for number in range(total // 1000):
+        start = number % 500
+        yield {"__key__": f"{number:09d}", "txt": text[start : start + 1000]}
+
+
+def pack_small(out: str, total: int) -> None:
+    """Pack many small samples from an iterator, shuffled."""
+    pack(small_samples(total), out, compression="none", progress=False)
+
+
+def measure_memory(folder: Path, total: int) -> dict[str, float]:
+    """Pack small samples in a process of its own; return its largest resident size, sampled, and its seconds."""
+    started = time.perf_counter()
+    command = [sys.executable, __file__, "--pack-small", str(folder / "small"), "--bytes", str(total)]
+    process = subprocess.Popen(command)
+    largest = 0
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
+        largest = max([largest, *(1024 * int(size) for size in sizes)])
+        time.sleep(0.02)
+    if process.returncode:
+        raise RuntimeError(f"the pack ended with {process.returncode}")
+    return {"largest_resident_bytes": largest, "packed_bytes": total, "seconds": time.perf_counter() - started}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", help="where the files and shards are for the while; by default in memory if possible")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--files", type=int, default=4000)
+    parser.add_argument("--memory", action="store_true", help="measure memory instead, in the temporary folder")
+    parser.add_argument("--bytes", type=int, default=4 * 10**9, help="of small samples, for --memory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--pack-small", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.pack_small:
+        pack_small(arguments.pack_small, arguments.bytes)
+        return
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) and not arguments.memory else None  # noqa: S108 - a fresh name
+    with tempfile.TemporaryDirectory(dir=arguments.dir or memory) as temporary:
+        if arguments.memory:
+            peak = measure_memory(Path(temporary), arguments.bytes)
+            size, packed, seconds = peak.values()
+            text = f"{packed / 1e9:g} GB of samples of 1 KB: at most {size / 1e6:.0f} MB resident, {seconds:.0f} s"
+            print(json.dumps(peak) if arguments.json else text)
+            return
+        table = compare(Path(temporary), arguments.files, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(table))
+        return
+    print(f"{arguments.files:,} files, medians of {arguments.rounds} rounds; ratios of one round, (worst)")
+    for name, row in table.items():
+        print(
+            f"  {name:10} {row['seconds']:6.3f} s + {row['fsync']:5.3f} s fsync, {row['cpu']:6.3f} s cpu; shardkit is "
+            f"{row['seconds_ratio']:5.2f} ({row['seconds_ratio_worst']:.2f}) times as fast, "
+            f"{row['cpu_ratio']:5.2f} ({row['cpu_ratio_worst']:.2f}) by cpu"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""How quickly ShardStream yields undecoded samples in one process, beside webdataset.
+
+Two kinds of samples are made, 60 KB (jpg, cls) and 300 bytes (txt, cls), each as a bare tar and as a dataset with an
+index. The programs take turns, so that what the machine does besides concerns all of them; a ratio is of one round.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import webdataset
+from isal.isal_zlib import crc32
+
+from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, write_index
+from shardkit.format.manifest import Manifest, Shard
+from shardkit.format.tar import END_OF_ARCHIVE, member_header, member_size, padding
+from shardkit.loading.stream import ShardStream, StreamWarning
+
+KINDS = {"60 KB": ("jpg", 60_000), "300 B": ("txt", 300)}
+SHARDS = 4
+
+
+def write_shards(folder: Path, field: str, size: int, count: int) -> None:
+    """Write a dataset of random bytes, ``count`` samples in all."""
+    content = os.urandom(2 * size)
+    shards = []
+    for number in range(SHARDS):
+        name = f"train-{number:06d}"
+        builder, offset = IndexBuilder(), 0
+        with (folder / f"{name}.tar").open("wb") as file:
+            for i in range(number, count, SHARDS):
+                begin, members = offset, []
+                for name_of_field, data in ((field, content[i % size :][:size]), ("cls", b"%d" % (i % 1000))):
+                    member = f"{i:08d}.{name_of_field}"
+                    header = member_header(member, len(data))
+                    file.write(header + data + bytes(padding(len(data))))
+                    members.append((name_of_field, offset + len(header), len(data), crc32(data)))
+                    offset += member_size(member, len(data))
+                builder.add(f"{i:08d}", begin, offset - begin, members)
+            file.write(END_OF_ARCHIVE)
+        table = builder.table()
+        tar_size = offset + len(END_OF_ARCHIVE)
+        checksum = f"{number:064x}"
+        facts = ShardFacts(name, len(table), tar_size, tar_size, checksum, "none", 16, (field, "cls"))
+        none = np.zeros(0, dtype=np.int64)
+        with (folder / f"{name}.parquet").open("wb") as file:
+            write_index(file, table, facts, BlockTable(none, none, none, none, none))
+        shards.append(Shard(f"{name}.tar", len(table), tar_size, tar_size, checksum, "none", 1))
+    manifest = Manifest(tuple(shards), block_samples=16, fields=("cls", field))
+    (folder / "manifest.json").write_text(manifest.to_json())
+
+
+def programs(folder: Path) -> dict[str, Callable[[], Iterable[Any]]]:
+    """Return what is compared: each gives a fresh pass over the same samples, in the order of the shards."""
+    tars = sorted(str(path) for path in folder.glob("*.tar"))
+    return {
+        "webdataset": lambda: webdataset.WebDataset(tars, shardshuffle=False),
+        "shardkit": lambda: ShardStream(tars, decode=False, shuffle=False),
+        "shardkit, index": lambda: ShardStream(folder, decode=False, shuffle=False),
+        "shardkit, shuffled": lambda: ShardStream(tars, decode=False, buffer_size=100),
+    }
+
+
+def measure(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
+    """Return samples per second of every program in every round."""
+    rates: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):
+        for name, make in programs(folder).items():
+            started = time.perf_counter()
+            seen = sum(1 for _ in make())
+            elapsed = time.perf_counter() - started
+            if seen != count:
+                raise RuntimeError(f"{name} yielded {seen:,} samples, expected {count:,}")
+            if turn:  # the first warms up
+                rates.setdefault(name, []).append(count / elapsed)
+    return rates
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, default=200, help="of each kind of samples, as tar")
+    parser.add_argument("--folder", help="where the shards are made for the while; by default in memory if possible")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", StreamWarning)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - a folder in it, with a fresh name
+    results = {}
+    for kind, (field, size) in KINDS.items():
+        count = max(SHARDS, arguments.megabytes * 10**6 // (member_size("12345678.jpg", size) + 1024))
+        with tempfile.TemporaryDirectory(dir=arguments.folder or memory) as temporary:
+            write_shards(Path(temporary), field, size, count)
+            rates = measure(Path(temporary), count, arguments.rounds)
+        results[kind] = {
+            name: {
+                "samples_per_second": round(statistics.median(values)),
+                "times_webdataset": round(
+                    statistics.median(a / b for a, b in zip(values, rates["webdataset"], strict=True)), 2
+                ),
+                "worst_round": round(min(a / b for a, b in zip(values, rates["webdataset"], strict=True)), 2),
+            }
+            for name, values in rates.items()
+        }
+    if arguments.json:
+        print(json.dumps(results))
+        return
+    for kind, rows in results.items():
+        print(f"{kind} samples, medians of {arguments.rounds} rounds")
+        for name, row in rows.items():
+            rate, times, worst = row.values()
+            print(f"  {name:20} {rate:>10,} samples/s   {times:5.1f} times webdataset (worst round {worst:.1f})")
+
+
+if __name__ == "__main__":
+    main()

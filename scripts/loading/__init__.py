@@ -1,1 +1,0 @@
-"""The parts of scripts/bench_loading.py: input, environments, loaders, measuring, plots."""

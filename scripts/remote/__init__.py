@@ -1,1 +1,0 @@
-"""The parts of scripts/bench_remote.py: servers, ways of reading, what is measured, tables."""

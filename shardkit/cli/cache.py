@@ -1,0 +1,44 @@
+"""What is in a cache, and how to delete it: ``shardkit cache ls`` and ``shardkit cache clear``."""
+
+from typing import Annotated
+
+import typer
+
+from shardkit.cli.common import AsJson, command, new_app, print_json, print_lines
+from shardkit.cli.output import describe_cache, format_blocks, format_cache
+
+Folder = Annotated[str, typer.Argument(help="The folder that a dataset is given as cache=.")]
+
+app = new_app("Look into the cache of blocks on this machine, or clear it.")
+
+
+@command(app)
+def ls(folder: Folder, *, as_json: AsJson = False) -> None:
+    """List what is in a cache.
+
+    A line for each shard: its SHA-256, as its manifest has it, how many of its blocks there are, and when one of them
+    was last used. Those that were used longest ago come first.
+
+    Example: shardkit cache ls /scratch/me
+    """
+    from shardkit.reading.disk_cache_folder import list_blocks
+
+    blocks = list_blocks(folder)
+    if as_json:
+        print_json(describe_cache(blocks))
+    else:
+        typer.echo(f"{folder}: {format_blocks(blocks)}")
+        print_lines(format_cache(blocks))
+
+
+@command(app)
+def clear(folder: Folder) -> None:
+    """Delete all blocks of a cache, and nothing else.
+
+    It may be in use: what is missing is read where it comes from.
+
+    Example: shardkit cache clear /scratch/me
+    """
+    from shardkit.reading.disk_cache_folder import clear_cache
+
+    typer.echo(f"{folder}: deleted {format_blocks(clear_cache(folder))}")

@@ -1,0 +1,10 @@
+"""A field's value <-> bytes: images, arrays, text, numbers; and the compressed formats that shards come in.
+
+The modules, in the order of a sample's way::
+
+    decompress   one member or frame of a compressed format -> bytes
+    compress     frames and compressed streams <-> bytes
+    arrays       arrays and tensors <-> bytes
+    images       arrays of pixels <-> image files
+    registry     a field's value <-> bytes
+"""

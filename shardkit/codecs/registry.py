@@ -1,0 +1,367 @@
+"""Values <-> bytes: what a field holds is said by its last component, so ``seg.png`` is decoded as ``png``.
+
+::
+
+    field                              decoded                                          encoded from
+    ---------------------------------  -----------------------------------------------  -----------------------------
+    jpg jpeg png webp gif bmp tif      uint8, (height, width, 3), RGB, or a PIL image   uint8 array or PIL image
+      tiff ppm pgm pbm
+    txt text caption transcript        str, from UTF-8                                  str
+    cls index id count                 int of 64 bits, from decimal digits              int, or what Python takes as one
+    json                               what JSON says                                   what JSON can say
+    jsonl                              a list of that, one of each line                 list or tuple of that
+    npy                                an array                                         what NumPy makes an array of
+    npz                                a dict of arrays                                 dict of arrays
+    pth                                tensors, and containers of them, on the CPU      the same
+    *.gz *.zst                         decompressed, then as the component before says  as the component before says
+    anything else                      bytes                                            bytes
+
+Bytes are taken as they are when a sample is written, whatever the field, and text as UTF-8. Every pair gives back what
+it was given, but for lossy images (see ``encode_image``), for what JSON does not know (tuples come back as lists, all
+keys as text), and for what an array was made of. There is no pickle. Everything that a file claims is bounded before
+it is believed.
+"""
+
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from shardkit.codecs.arrays import decode_npy, decode_npz, decode_pth, encode_npy, encode_npz, encode_pth
+from shardkit.codecs.compress import compress_frame, gzip_writer
+from shardkit.codecs.decompress import decompress
+from shardkit.codecs.images import IMAGE_FIELDS, decode_image, encode_image, open_image
+from shardkit.errors import ArgumentError, CodecError, ShardkitError
+from shardkit.sample import KEY, URL, Sample
+
+MAX_PIXELS = (1 << 28) // 3
+"""The default limit on an image's pixels: 89 million, 256 MiB of RGB, where Pillow begins to warn."""
+MAX_ARRAY_BYTES = 1 << 30
+"""The default limit on the bytes of an array, or of all arrays of one field together: 1 GiB."""
+MAX_DECOMPRESSED_BYTES = 1 << 30
+"""The default limit on what a ``gz`` or ``zst`` field may hold: 1 GiB."""
+
+_COMPRESSED = ("gz", "zst")
+_GZIP_LEVEL, _ZST_LEVEL = 6, 3
+_INTEGER = re.compile(rb"\s*[+-]?0*[0-9]{1,19}\s*\Z")
+_MIN_INT, _MAX_INT = -(1 << 63), (1 << 63) - 1
+_COMPONENT = re.compile(r"[^./\s]+\Z")
+
+
+class Codec(NamedTuple):
+    """How the fields of one last component are decoded and encoded; None where only bytes will do."""
+
+    decode: Callable[[bytes], Any] | None
+    encode: Callable[[Any], bytes] | None
+
+
+_registered: dict[str, Codec] = {}
+
+
+def register_codec(
+    field: str, *, decode: Callable[[bytes], Any] | None = None, encode: Callable[[Any], bytes] | None = None
+) -> None:
+    """Decode and encode fields with this last component so, in this process, even if shardkit has a codec itself.
+
+    Register before the stream or the pack is made: each takes the codecs with it, also to its worker processes. For
+    those that are spawned the functions must be importable, so not lambdas.
+
+    Args:
+        field: What comes after the field's last dot, such as ``"wav"``; not ``gz`` or ``zst``.
+        decode: Makes a value of the bytes. It gets what strangers wrote.
+        encode: Makes bytes of a value.
+
+    Raises:
+        ArgumentError: It is no single component, or there is nothing to register.
+
+    Example:
+        >>> register_codec("hex", decode=bytes.hex, encode=bytes.fromhex)
+        >>> Decoder().decode("mask.hex", b"AB")
+        '4142'
+    """
+    field = field.lower()
+    if not _COMPONENT.match(field) or field in _COMPRESSED:
+        raise ArgumentError(
+            f"{field!r} cannot have a codec; give the one part behind a field's last dot, and not gz or zst"
+        )
+    if decode is None and encode is None:
+        raise ArgumentError(f"a codec for {field!r} needs decode=, encode= or both")
+    _registered[field] = Codec(decode, encode)
+
+
+def registered_codecs() -> dict[str, Codec]:
+    """Return the codecs that are registered now, to take them along into another process."""
+    return dict(_registered)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Makes values of the bytes of fields. It can be pickled if the registered functions can.
+
+    Attributes:
+        images: ``"numpy"`` for uint8, (height, width, 3), RGB; ``"pil"`` for PIL images, loaded, in the mode of the
+            file.
+        max_pixels: The most pixels that an image may have.
+        max_array_bytes: The most bytes that the arrays of one field may take.
+        max_decompressed_bytes: The most bytes that a ``gz`` or ``zst`` field may hold.
+        codecs: The registered codecs, by default those that there are when the decoder is made.
+
+    Raises:
+        ArgumentError: One of them is out of range.
+
+    Example:
+        >>> Decoder().decode("scores.json", b'{"cat": 0.9}')
+        {'cat': 0.9}
+    """
+
+    images: Literal["numpy", "pil"] = "numpy"
+    max_pixels: int = MAX_PIXELS
+    max_array_bytes: int = MAX_ARRAY_BYTES
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+    codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)
+
+    def __post_init__(self) -> None:
+        if self.images not in ("numpy", "pil"):
+            raise ArgumentError(f"images must be 'numpy' or 'pil', got {self.images!r}")
+        for name in ("max_pixels", "max_array_bytes", "max_decompressed_bytes"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ArgumentError(f"{name} must be a positive int, got {value!r}")
+
+    def decode(self, field: str, data: bytes | bytearray | memoryview, *, key: str = "", url: str = "") -> Any:
+        """Return the value of one field.
+
+        Args:
+            field: Its name; the last component says what it is.
+            data: Its bytes.
+            key: The sample, for messages.
+            url: The shard, for messages.
+
+        Raises:
+            CodecError: The bytes are damaged, not what the field's name says, or exceed a limit. The cause is chained.
+        """
+        try:
+            return self._decode(field.lower().split("."), bytes(data))
+        except Exception as error:
+            raise undecodable(error, field, key=key, url=url) from error
+
+    def takes_as_image(self, field: str) -> bool:
+        """Return whether a field is decoded as an image, and not by a registered codec.
+
+        Example:
+            >>> Decoder().takes_as_image("seg.png"), Decoder().takes_as_image("png.gz")
+            (True, False)
+        """
+        component = field.lower().rpartition(".")[2]
+        codec = self.codecs.get(component)
+        return component in IMAGE_FIELDS and not (codec and codec.decode)
+
+    def decode_sample(self, sample: Sample) -> Sample:
+        """Return the sample with the values of all its fields. Names with ``_`` in front, and None, stay as they are.
+
+        Raises:
+            CodecError: As ``decode`` does, for the first field that cannot be decoded.
+
+        Example:
+            >>> Decoder().decode_sample({"__key__": "0001", "cls": b"7", "txt": b"seven"})
+            {'__key__': '0001', 'cls': 7, 'txt': 'seven'}
+        """
+        key, url = sample.get(KEY, ""), sample.get(URL, "")
+        return {
+            name: value if value is None or name.startswith("_") else self.decode(name, value, key=key, url=url)
+            for name, value in sample.items()
+        }
+
+    def _decode(self, components: list[str], data: bytes) -> Any:
+        component = components.pop()
+        while component in _COMPRESSED:
+            data = decompress(data, component, self.max_decompressed_bytes)
+            component = components.pop() if components else ""
+        codec = self.codecs.get(component)
+        if codec and codec.decode:
+            return codec.decode(data)
+        builtin = _BUILTIN.get(component)
+        return builtin.decode(data, self) if builtin else data
+
+
+class LightKind(Enum):
+    """What a field holds whose values cost next to nothing to decode, so that a whole block of them is decoded at once.
+
+    ``NPY`` is an array, ``INT`` a whole number, ``TEXT`` text, ``BYTES`` the bytes themselves.
+    """
+
+    NPY = "npy"
+    INT = "int"
+    TEXT = "text"
+    BYTES = "bytes"
+
+
+def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
+    """Return what kind of light values a field has; None for images, containers, compressed and registered fields.
+
+    Example:
+        >>> light_kind("cls", Decoder()), light_kind("jpg", Decoder()), light_kind("jpg", None)
+        (<LightKind.INT: 'int'>, None, <LightKind.BYTES: 'bytes'>)
+    """
+    component = field.lower().rpartition(".")[2]
+    if decoder is None:
+        return LightKind.BYTES
+    if component in decoder.codecs or component in _COMPRESSED:
+        return None
+    return _LIGHT.get(component, None if component in _BUILTIN else LightKind.BYTES)
+
+
+def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
+    """Return the error of a field that cannot be decoded, for a cause."""
+    return CodecError(
+        f"{_place(field, key, url)} cannot be decoded: {_cause(error)}; repair the sample or leave it "
+        "out, as a stream or a loader does with on_error='skip'",
+        url=url,
+        key=key,
+        field=field,
+    )
+
+
+def encode(field: str, value: object, *, key: str = "", codecs: Mapping[str, Codec] | None = None) -> bytes:
+    """Return the bytes that a field is stored as.
+
+    Bytes are taken as they are, and are for the caller to have right: a JPEG under ``png``, or plain JSON under
+    ``json.gz``, is not noticed. A str is stored as UTF-8, also under ``json``, where it is taken as JSON text; only a
+    registered codec comes before that.
+
+    Args:
+        field: Its name; the last component says how the value is encoded.
+        value: Bytes, a str, or what the codec takes.
+        key: The sample, for messages.
+        codecs: The registered codecs, by default those of this process.
+
+    Raises:
+        CodecError: The value is not what the field can hold. The cause is chained.
+
+    Example:
+        >>> encode("cls", 7), encode("tags.json", ["a", "b"])
+        (b'7', b'["a","b"]')
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    components = field.lower().split(".")
+    compressed = []
+    while components and components[-1] in _COMPRESSED:
+        compressed.append(components.pop())
+    try:
+        data = _encode(components[-1] if components else "", value, _registered if codecs is None else codecs)
+    except Exception as error:
+        raise CodecError(
+            f"{_place(field, key, '')} cannot be encoded from {type(value).__name__}: {_cause(error)}; "
+            "give what the field holds, or its bytes",
+            key=key,
+            field=field,
+        ) from error
+    for name in reversed(compressed):
+        data = compress_frame(data, _ZST_LEVEL) if name == "zst" else _gzip(data)
+    return data
+
+
+def _encode(component: str, value: Any, codecs: Mapping[str, Codec]) -> bytes:
+    codec = codecs.get(component)
+    if codec and codec.encode:
+        data = codec.encode(value)
+        if not isinstance(data, bytes):
+            raise TypeError(f"its registered codec returned {type(data).__name__}, expected bytes")
+        return data
+    if isinstance(value, str):
+        return value.encode()
+    builtin = _BUILTIN.get(component)
+    if builtin:
+        return builtin.encode(value)
+    raise TypeError(f"shardkit has no codec for {component!r}; register_codec({component!r}, encode=...) makes one")
+
+
+class _Builtin(NamedTuple):
+    decode: Callable[[bytes, Decoder], Any]
+    encode: Callable[[Any], bytes]
+
+
+def _decode_image(data: bytes, decoder: Decoder) -> Any:
+    decode = decode_image if decoder.images == "numpy" else open_image
+    return decode(data, max_pixels=decoder.max_pixels)
+
+
+def _encode_text(value: object) -> bytes:
+    raise TypeError(f"expected str, got {value!r:.50}")
+
+
+def _decode_int(data: bytes) -> int:
+    if not _INTEGER.match(data):
+        raise ValueError(f"expected a decimal integer of 64 bits, got {data[:32]!r}")
+    return _bounded_int(int(data))
+
+
+def _encode_int(value: Any) -> bytes:
+    return b"%d" % _bounded_int(operator.index(value))
+
+
+def _bounded_int(value: int) -> int:
+    if not _MIN_INT <= value <= _MAX_INT:
+        raise ValueError(f"{value} does not fit into 64 bits, which is what batches hold; store it as txt")
+    return value
+
+
+def _encode_json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _decode_jsonl(data: bytes) -> list[Any]:
+    values = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        try:
+            if line.strip():
+                values.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"line {number:,}: {error}") from error
+    return values
+
+
+def _encode_jsonl(value: object) -> bytes:
+    if not isinstance(value, list | tuple):
+        raise TypeError("expected a list or tuple, one element for each line")
+    return b"".join(_encode_json(line) + b"\n" for line in value)
+
+
+_BUILTIN = {
+    **{name: _Builtin(_decode_image, partial(encode_image, name)) for name in IMAGE_FIELDS},
+    **dict.fromkeys(("txt", "text", "caption", "transcript"), _Builtin(lambda data, _: data.decode(), _encode_text)),
+    **dict.fromkeys(("cls", "index", "id", "count"), _Builtin(lambda data, _: _decode_int(data), _encode_int)),
+    "json": _Builtin(lambda data, _: json.loads(data), _encode_json),
+    "jsonl": _Builtin(lambda data, _: _decode_jsonl(data), _encode_jsonl),
+    "npy": _Builtin(lambda data, decoder: decode_npy(data, decoder.max_array_bytes), encode_npy),
+    "npz": _Builtin(lambda data, decoder: decode_npz(data, decoder.max_array_bytes), encode_npz),
+    "pth": _Builtin(lambda data, decoder: decode_pth(data, decoder.max_array_bytes), encode_pth),
+}
+
+
+_LIGHT = {
+    "npy": LightKind.NPY,
+    **dict.fromkeys(("txt", "text", "caption", "transcript"), LightKind.TEXT),
+    **dict.fromkeys(("cls", "index", "id", "count"), LightKind.INT),
+}
+
+
+def _gzip(data: bytes) -> bytes:
+    writer = gzip_writer(_GZIP_LEVEL)
+    return writer.compress(data) + writer.flush()
+
+
+def _place(field: str, key: str, url: str) -> str:
+    return ", ".join((*([f"shard {url}"] if url else []), *([f"sample {key!r}"] if key else []), f"field {field!r}"))
+
+
+def _cause(error: Exception) -> str:
+    """Return what to say of an error: these make sense without their name, a KeyError's message does not."""
+    return (
+        str(error) if isinstance(error, ValueError | TypeError | ShardkitError) else f"{type(error).__name__}: {error}"
+    )

@@ -1,0 +1,126 @@
+"""Columns: values promoted into the index, so that samples are chosen before any shard is read."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import ArgumentError, CodecError, ShardkitError
+from shardkit.sample import KEY
+
+Column: TypeAlias = str | Callable[[Mapping[str, Any]], object]
+
+
+class DecodedView(Mapping[str, Any]):
+    """A sample whose fields are decoded when they are first looked at. It cannot be changed.
+
+    Example:
+        >>> view = DecodedView("0001", {"cls": b"7"}, Decoder())
+        >>> view["cls"], view["__key__"]
+        (7, '0001')
+    """
+
+    def __init__(self, key: str, fields: Mapping[str, bytes], decoder: Decoder) -> None:
+        self._key = key
+        self._fields = fields
+        self._decoder = decoder
+        self._decoded: dict[str, Any] = {KEY: key}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._decoded:
+            self._decoded[name] = self._decoder.decode(name, self._fields[name], key=self._key)
+        return self._decoded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield KEY
+        yield from self._fields
+
+    def __len__(self) -> int:
+        return 1 + len(self._fields)
+
+
+class ColumnMaker:
+    """Computes the promoted columns of samples.
+
+    Args:
+        columns: For each column a field's name, whose decoded value is taken (None where the field is missing), or a
+            function of the sample; it gets a read-only mapping whose fields are decoded when they are first looked
+            at, once for all columns.
+
+    Raises:
+        ArgumentError: It is no mapping, or a column's name would collide with the index's own.
+
+    Example:
+        >>> maker = ColumnMaker({"label": "cls", "length": lambda sample: len(sample["txt"])})
+        >>> maker.values("0001", [("cls", b"7"), ("txt", b"seven")])
+        {'label': 7, 'length': 5}
+    """
+
+    def __init__(self, columns: Mapping[str, Column] | None) -> None:
+        if columns is not None and not isinstance(columns, Mapping):
+            raise ArgumentError(f"columns is {columns!r}, expected a mapping of names to fields or functions")
+        self.columns = dict(columns or {})
+        self._decoder = Decoder()
+        for name, column in self.columns.items():
+            if not isinstance(name, str) or not name or name.startswith("_") or ":" in name:
+                raise ArgumentError(
+                    f"columns: {name!r} is kept for the index's own; choose a name without '_' first or ':'"
+                )
+            if not isinstance(column, str) and not callable(column):
+                raise ArgumentError(
+                    f"columns: {name!r} is {column!r}, expected a field's name or a function of the sample"
+                )
+
+    def check_fields(self, samples: Iterable[Iterable[str]]) -> None:
+        """Check that some sample has each field that a column names: a name misspelt would give None for every one.
+
+        Args:
+            samples: Each sample's fields. They are looked at until all that are named were found. Without samples
+                there is nothing to check.
+
+        Raises:
+            ArgumentError: No sample has a field that a column names.
+        """
+        named = {field: name for name, field in self.columns.items() if isinstance(field, str)}
+        known: set[str] = set()
+        for fields in samples if named else ():
+            known.update(fields)
+            known.add(KEY)
+            if named.keys() <= known:
+                return
+        for field in sorted(named.keys() - known) if known else ():
+            raise ArgumentError(
+                f"columns: {named[field]!r} is to be the field {field!r}, which no sample has (there are "
+                f"{', '.join(sorted(known - {KEY}))}); correct it, or leave the column out",
+                field=field,
+            )
+
+    def values(self, key: str, fields: Iterable[tuple[str, bytes]]) -> dict[str, object]:
+        """Return the columns' values for one sample.
+
+        Args:
+            key: The sample's key.
+            fields: Its fields' names and bytes.
+
+        Raises:
+            CodecError: A field cannot be decoded, or a function failed; the cause is chained.
+        """
+        if not self.columns:
+            return {}
+        view = DecodedView(key, dict(fields), self._decoder)
+        result: dict[str, object] = {}
+        for name, column in self.columns.items():
+            try:
+                if isinstance(column, str):
+                    result[name] = view.get(column)
+                else:
+                    result[name] = column(view)
+            except ShardkitError:
+                raise
+            except Exception as error:
+                raise CodecError(
+                    f"sample {key!r}: column {name!r} cannot be computed ({type(error).__name__}: {error}); "
+                    "return None from its function where there is no value",
+                    key=key,
+                    field=name,
+                ) from error
+        return result

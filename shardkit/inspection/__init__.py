@@ -1,0 +1,10 @@
+"""What is in a dataset, whether it is whole, and how well it is shuffled.
+
+The modules, in the order of a sample's way::
+
+    verification   a dataset -> what is damaged in it
+    findings       what was found to be wrong
+    contents       which samples there are, one member, figures
+    mixing         how well an order mixes, as numbers
+    shuffle        how well a dataset is shuffled, in words and a picture
+"""

@@ -1,0 +1,341 @@
+"""Looking into shards: which samples they have, one member of one of them, and figures of the whole."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from shardkit.codecs.compress import open_decompressed
+from shardkit.codecs.images import IMAGE_FIELDS
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import SampleError, ShardError, SourceError, check_path, hide_secrets
+from shardkit.format.index import ShardIndex, read_index
+from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest
+from shardkit.format.scan import group_members, range_reader
+from shardkit.format.tar import read_members
+from shardkit.reading.forward import ShardLocation, find_shards
+from shardkit.sample import KEY, split_name
+from shardkit.storage.base import STDIN, Storage, join, read_right
+from shardkit.storage.registry import storage_for
+
+FILE_SYSTEM_BLOCK = 4096
+"""The unit in which most file systems give out room: what a file's size is rounded up to."""
+
+_LOOKED_AT = 1000  # files, to see what a folder holds
+
+
+class SampleInfo(NamedTuple):
+    """A sample: the shard that it is in, its key, and the size of each of its fields."""
+
+    shard: str
+    key: str
+    fields: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard to be looked into: by its index, where it has one, else by its headers."""
+
+    storage: Storage
+    location: ShardLocation
+
+    @property
+    def url(self) -> str:
+        return hide_secrets(self.location.url)
+
+    @cached_property
+    def index(self) -> ShardIndex | None:
+        return read_index(self.storage, self.location.index_url) if self.location.index_url else None
+
+    def samples(self) -> Iterator[SampleInfo]:
+        """Yield what the shard has; of a shard without an index only headers are read, as far as its format allows."""
+        if self.index is None:
+            for key, fields, _ in self.read(""):
+                yield SampleInfo(self.url, key, fields)
+            return
+        names = [f"{field}:size" for field in self.index.facts.fields]
+        for row in self.index.rows([KEY, *names]).to_pylist():
+            fields = {n.removesuffix(":size"): row[n] for n in names if row[n] is not None}
+            yield SampleInfo(self.url, row[KEY], fields)
+
+    def read(self, field: str, key: str | None = None) -> Iterator[tuple[str, dict[str, int], bytes | None]]:
+        """Yield key, sizes and one field's bytes of each sample, reading forward; with a key, only that one's bytes."""
+
+        def wanted(name: str) -> bool:
+            parts = split_name(name)
+            return parts is not None and parts[1] == field and key in (None, parts[0])
+
+        stream = self.storage.open(self.location.url)
+        try:
+            members = read_members(open_decompressed(stream), wanted=wanted)
+            for found, sample in group_members(members, self.url):
+                data = sample[field].data if field in sample else None
+                yield found, {name: member.size for name, member in sample.items()}, data
+        finally:
+            stream.close()
+
+    def field_values(self, field: str) -> Iterator[bytes]:
+        """Yield the bytes of one field of all samples that have it; by the index nothing else is read."""
+        index = self.index
+        if index is None or len(index.blocks) != len(index.blocks.stored_offset):
+            yield from (data for _, _, data in self.read(field) if data is not None)
+        elif field in index.facts.fields:
+            read = range_reader(self.storage, self.location.url, index)
+            names = (f"{field}:offset", f"{field}:size")
+            columns = index.rows(names)
+            for offset, size in zip(*(columns.column(n).to_pylist() for n in names), strict=True):
+                if size is not None:
+                    yield read(offset, size)
+
+    def find(self, key: str, field: str) -> tuple[bool, bytes | None]:
+        """Return whether the shard has the sample, and the field's bytes, None if the sample does not have it."""
+        index = self.index
+        if index is None:
+            for found, _, data in self.read(field, key):
+                if found == key:
+                    return True, data
+            return False, None
+        position = index.rows([KEY]).column(KEY).combine_chunks().index(key).as_py()
+        if position < 0:
+            return False, None
+        if field not in index.facts.fields:
+            return True, None
+        names = [f"{field}:offset", f"{field}:size", f"{field}:crc32"]
+        row = index.rows(names).slice(position, 1).to_pylist()[0]
+        offset, size, crc = (row[name] for name in names)
+        if size is None:
+            return True, None
+
+        def read(*, fresh: bool) -> bytes:
+            if len(index.blocks) != len(index.blocks.stored_offset):
+                data = next(data for found, _, data in self.read(field, key) if found == key) or b""
+            else:
+                data = range_reader(self.storage, self.location.url, index, fresh=fresh)(offset, size)
+            if crc32(data) != crc:
+                raise ShardError(
+                    f"shard {self.url}: field {field!r} of sample {key!r} at byte {offset:,} is not what the index "
+                    "says; 'shardkit verify' says what is whole",
+                    url=self.url,
+                    offset=offset,
+                    key=key,
+                    field=field,
+                )
+            return data
+
+        return True, read_right(self.location.url, read)
+
+
+def _open(
+    urls: str | Sequence[str], storage_options: Mapping[str, object] | None, *, allow_any_url: bool
+) -> tuple[Manifest | None, Iterator[_Shard]]:
+    """Return the manifest, if it is one dataset, and the shards, each of which may be forgotten when it is done."""
+    locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
+    manifest = None
+    first = locations[0]
+    if isinstance(urls, str) and first.shard:
+        folder = urls.rstrip("/") or urls
+        if "{" not in folder or first.index_url == join(folder, first.shard.index_url):  # one dataset
+            manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
+    storage = storage_for(first.url, storage_options)
+    return manifest, (_Shard(storage, location) for location in locations)
+
+
+def list_samples(
+    urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
+) -> Iterator[SampleInfo]:
+    """Yield the samples of shards, in order, with their fields' sizes; the fields themselves are not read.
+
+    Raises:
+        ShardError: A shard without an index is damaged; the samples before were yielded.
+        DatasetError: Nothing is found, or an index is damaged.
+    """
+    for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
+        yield from shard.samples()
+
+
+def list_shards(
+    urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
+) -> Iterator[dict[str, object]]:
+    """Yield what is known of each shard: URL, samples, sizes, compression, whether it has an index."""
+    for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
+        entry = shard.location.shard
+        size = entry.file_size if entry else shard.storage.info(shard.location.url).size
+        samples = entry.samples if entry else sum(1 for _ in shard.samples())
+        kind = entry.compression if entry else ""
+        yield {"url": shard.url, "samples": samples, "bytes": size, "compression": kind, "indexed": entry is not None}
+
+
+def read_member(
+    url: str,
+    key: str,
+    field: str,
+    *,
+    allow_any_url: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> bytes:
+    """Return the bytes of one field of one sample. Where there is an index, only that member, or its block, is read.
+
+    Where a key occurs more than once, the first sample that has it is taken.
+
+    Raises:
+        SampleError: There is no such sample, or it has no such field.
+        ShardError: The member is damaged.
+    """
+    for shard in _open(url, storage_options, allow_any_url=allow_any_url)[1]:
+        found, data = shard.find(key, field)
+        if data is not None:
+            return data
+        if found:
+            raise SampleError(
+                f"{shard.url}: sample {key!r} has no field {field!r}; 'shardkit ls' shows what it has",
+                url=shard.url,
+                key=key,
+                field=field,
+            )
+    raise SampleError(f"{url}: has no sample {key!r}; 'shardkit ls' lists the samples", url=url, key=key)
+
+
+class Sizes(NamedTuple):
+    """Figures of sizes in bytes."""
+
+    number: int
+    total: int
+    min: int
+    median: float
+    mean: float
+    max: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int] | npt.NDArray[np.int64]) -> "Sizes":
+        """Return the figures of at least one size."""
+        values = np.asarray(sizes, dtype=np.int64)
+        middle, mean = float(np.median(values)), float(values.mean())
+        return cls(len(values), int(values.sum()), int(values.min()), middle, mean, int(values.max()))
+
+
+class Footprint(NamedTuple):
+    """What files take on a file system.
+
+    Attributes:
+        files: How many there are, an inode each.
+        bytes: What is in them.
+        lost: What their sizes are rounded up by, because room is given out in blocks of 4 KiB.
+    """
+
+    files: int
+    bytes: int
+    lost: int
+
+    @classmethod
+    def of(cls, sizes: npt.NDArray[np.int64]) -> "Footprint":
+        """Return the footprint of files of these sizes."""
+        return cls(len(sizes), int(sizes.sum()), int((-sizes % FILE_SYSTEM_BLOCK).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Figures of shards.
+
+    Attributes:
+        samples: How many samples they have.
+        fields: The sizes of each field.
+        shards: The shards' sizes as stored.
+        tar_bytes: Their uncompressed size; 0 if that is not known, for want of a manifest.
+        classes: How many samples each class has, by name, or by number where names are not known.
+        before: What a file for each field of each sample would take.
+        after: What the shards, their indexes and the manifest take.
+    """
+
+    samples: int
+    fields: dict[str, Sizes]
+    shards: Sizes
+    tar_bytes: int
+    classes: dict[str, int]
+    before: Footprint
+    after: Footprint
+
+
+def compute_statistics(
+    urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
+) -> Statistics:
+    """Return figures of a dataset or of shards. Of the data, only the field ``cls`` is read.
+
+    Raises:
+        DatasetError: Nothing is found, or an index is damaged.
+        ShardError: A shard without an index is damaged.
+        CodecError: A class is no number.
+        ArgumentError: It is standard input, which can be read only once.
+    """
+    manifest, shards = _open(urls, storage_options, allow_any_url=allow_any_url)
+    sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
+    samples = 0
+    labels: Counter[int] = Counter()
+    stored, others = [], []
+    decoder = Decoder()
+    for shard in shards:
+        stored.append(shard.storage.info(shard.location.url).size)
+        by_field: dict[str, list[int]] = {}
+        for sample in shard.samples():
+            samples += 1
+            for name, size in sample.fields.items():
+                by_field.setdefault(name, []).append(size)
+        for name, found in by_field.items():
+            sizes.setdefault(name, []).append(np.array(found, dtype=np.int64))
+        if "cls" in by_field:
+            values = Counter(shard.field_values("cls"))
+            for data, count in values.items():
+                labels[decoder.decode("cls", data, url=shard.url)] += count
+        if shard.location.index_url:
+            others.append(shard.storage.info(shard.location.index_url).size)
+    if manifest:
+        others.append(len(manifest.to_json()))
+    joined = {name: np.concatenate(found) for name, found in sorted(sizes.items())}
+    names = manifest.classes if manifest else ()
+    everything = np.concatenate(list(joined.values()) or [np.zeros(0, dtype=np.int64)])
+    return Statistics(
+        samples,
+        {name: Sizes.of(found) for name, found in joined.items()},
+        Sizes.of(stored),
+        sum(shard.tar_size for shard in manifest.shards) if manifest else 0,
+        {names[i] if 0 <= i < len(names) else str(i): count for i, count in sorted(labels.items())},
+        Footprint.of(everything),
+        Footprint.of(np.array(stored + others, dtype=np.int64)),
+    )
+
+
+def recognise_source(path: str) -> Literal["images", "files", "shards"]:
+    """Return what a path is taken for: class folders of images, files of any kind, or shards.
+
+    Shards are whatever is no folder, and folders with a manifest or a tar in them. Class folders of images hold images
+    only, and none at the top; to see this, about a thousand files are looked at.
+
+    Raises:
+        SourceError: Nothing has this name, and it is neither a pattern nor a URL.
+
+    Example:
+        >>> recognise_source("shards/train-{000000..000015}.tar")
+        'shards'
+    """
+    folder = Path(check_path("source", path))
+    if not folder.exists() and path != STDIN and not set(path) & set("{*?[:"):
+        raise SourceError(f"{path}: does not exist; name a folder of images or of other files, or shards")
+    if not folder.is_dir():
+        return "shards"
+    if any(inner.name == MANIFEST_NAME or inner.name.lower().endswith(SHARD_SUFFIXES) for inner in folder.iterdir()):
+        return "shards"
+    looked_at = 0
+    for parent, _, names in os.walk(folder):
+        for name in (name for name in names if not name.startswith(".")):
+            if Path(parent) == folder or Path(name).suffix.lower().removeprefix(".") not in IMAGE_FIELDS:
+                return "files"
+            looked_at += 1
+        if looked_at >= _LOOKED_AT:
+            break
+    return "images" if looked_at else "files"

@@ -1,0 +1,365 @@
+"""How well an order mixes a dataset, as numbers: of an order plan, of webdataset's buffer, of a uniform permutation.
+
+Only numbers of samples are looked at, no data. Of a large dataset some batches, shards and blocks are looked at, spread
+over the whole epoch.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.hashing import Permutation, derive, mix64_array, shuffled
+from shardkit.order.plan import Batches, IntArray, OrderPlan
+
+CORRELATION = 0.1
+"""How alike two samples of one shard, or block, are taken to be (intraclass correlation), to say what it costs."""
+
+BUFFER_SAMPLES = 1000
+BUFFER_WORKERS = 8
+_BUFFER_INITIAL = 100  # webdataset's shuffle() begins to give out samples with so many, unless it is told
+
+LIMIT = 1 << 20
+"""Of up to so many samples all are looked at; of more, about so many."""
+
+# Where not all are looked at:
+_STRETCHES = 16  # of consecutive batches
+_SHARDS = 256
+_MOMENTS = 8  # of the epoch, at which open blocks are counted
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which samples lie together.
+
+    Attributes:
+        counts: How many samples each shard has: int64.
+        block_samples: How many a block has; the last of a shard may have fewer.
+    """
+
+    counts: IntArray
+    block_samples: int
+
+    @cached_property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return int(self.counts.sum())
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return int(self._first_block[-1])
+
+    @cached_property
+    def _first_sample(self) -> IntArray:
+        return np.concatenate([[0], np.cumsum(self.counts)])
+
+    @cached_property
+    def _first_block(self) -> IntArray:
+        return np.concatenate([[0], np.cumsum(-(-self.counts // self.block_samples))])
+
+    def shards_of(self, samples: IntArray) -> IntArray:
+        """Return the shards that samples are in."""
+        return np.searchsorted(self._first_sample, samples, side="right") - 1
+
+    def blocks_of(self, samples: IntArray) -> IntArray:
+        """Return the blocks that samples are in, numbered through the dataset."""
+        shards = self.shards_of(samples)
+        blocks: IntArray = self._first_block[shards] + (samples - self._first_sample[shards]) // self.block_samples
+        return blocks
+
+    def block_sizes(self, blocks: IntArray) -> IntArray:
+        """Return how many samples blocks have."""
+        shards = np.searchsorted(self._first_block, blocks, side="right") - 1
+        before = (blocks - self._first_block[shards]) * self.block_samples
+        return np.minimum(self.block_samples, self.counts[shards] - before)
+
+    def some_samples(self, limit: int) -> IntArray:
+        """Return all samples, or, of more than a limit, those of some blocks of some shards."""
+        if self.num_samples <= limit:
+            return np.arange(self.num_samples)
+        shards = np.flatnonzero(self.counts)
+        shards = shards[_spread(len(shards), _SHARDS)]
+        num_blocks = -(-self.counts[shards] // self.block_samples)
+        most = max(2, limit // len(shards) // self.block_samples)
+        chosen = [first + _spread(n, most) for first, n in zip(self._first_block[shards], num_blocks, strict=True)]
+        numbers = np.repeat(shards, list(map(len, chosen)))
+        blocks = np.concatenate(chosen)
+        sizes = self.block_sizes(blocks)
+        starts = self._first_sample[numbers] + (blocks - self._first_block[numbers]) * self.block_samples
+        return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+
+    @cached_property
+    def same_shard(self) -> float:
+        """How probable it is that two random samples are of the same shard."""
+        return self._probability(float((self.counts * (self.counts - 1.0)).sum()))
+
+    @cached_property
+    def same_block(self) -> float:
+        """How probable it is that two random samples are of the same block."""
+        full, rest = np.divmod(self.counts, self.block_samples)
+        return self._probability(
+            float(full.sum()) * self.block_samples * (self.block_samples - 1) + float((rest * (rest - 1)).sum())
+        )
+
+    def _probability(self, pairs: float) -> float:
+        return pairs / max(1, self.num_samples * (self.num_samples - 1))
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How well an order mixes.
+
+    Attributes:
+        effective_batch_by_shard: What a batch counts for if the samples of a shard are a little alike, as a fraction of
+            what a random batch counts for.
+        effective_batch_by_block: The same for the samples of a block.
+        dispersion_by_shard: How far a shard's samples are spread over the epoch: the standard deviation of their
+            positions, on average, as a fraction of that of all positions.
+        dispersion_by_block: The same for a block's samples.
+        held_samples: How many samples are in memory at once, on all ranks together.
+    """
+
+    effective_batch_by_shard: float
+    effective_batch_by_block: float
+    dispersion_by_shard: float
+    dispersion_by_block: float
+    held_samples: int
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is looked at of an order.
+
+    Attributes:
+        layout: What its samples are numbered by: the dataset, or some shards of it.
+        batches: The samples of some batches: int64, (batches, samples of a batch).
+        samples: Some samples, in whole blocks, ascending: int64.
+        positions: When these come in the epoch: float64.
+    """
+
+    layout: Layout
+    batches: IntArray
+    samples: IntArray
+    positions: npt.NDArray[np.float64]
+
+
+def follow_plan(plan: OrderPlan, layout: Layout, batch_size: int, *, limit: int = LIMIT) -> Course:
+    """Return what is looked at of an order plan, for global batches of a size."""
+    batches = _some_batches(layout.num_samples, batch_size, limit)
+    samples = layout.some_samples(limit)
+    found = plan.samples_at(batches.ravel()).reshape(batches.shape)
+    return Course(layout, found, samples, plan.positions_of(samples).astype(np.float64))
+
+
+def follow_permutation(layout: Layout, batch_size: int, *, key: int, limit: int = LIMIT) -> Course:
+    """Return what is looked at of a uniform permutation."""
+    permutation = Permutation(layout.num_samples, key=key)
+    batches = _some_batches(layout.num_samples, batch_size, limit)
+    samples = layout.some_samples(limit)
+    return Course(layout, permutation.inverse(batches), samples, permutation.forward(samples).astype(np.float64))
+
+
+def follow_buffer(
+    layout: Layout,
+    batch_size: int,
+    *,
+    key: int,
+    world_size: int = 1,
+    buffer_samples: int = BUFFER_SAMPLES,
+    limit: int = LIMIT,
+) -> Course:
+    """Return what is looked at of webdataset's ``shuffle()``, simulated.
+
+    Shards are shuffled and dealt to the workers of all ranks. Each worker has a buffer, and makes batches of its own.
+    Of a large dataset some shards are simulated as if they were all: what a buffer does to a shard, it does nearby.
+
+    Args:
+        layout: The dataset.
+        batch_size: Of one rank.
+        key: Of the random choices.
+        world_size: How many ranks there are.
+        buffer_samples: The size of each buffer.
+        limit: About how many samples are simulated.
+    """
+    part, workers = layout, BUFFER_WORKERS * world_size
+    if layout.num_samples > limit:
+        shards = np.flatnonzero(layout.counts)
+        enough = max(2 * BUFFER_WORKERS, limit * len(shards) // layout.num_samples)
+        part, workers = (
+            Layout(layout.counts[shards[_spread(len(shards), enough)]], layout.block_samples),
+            BUFFER_WORKERS,
+        )
+    order = _through_buffers(part, min(workers, len(part.counts)), batch_size, buffer_samples, key)
+    positions = np.empty(len(order))
+    positions[order] = np.arange(len(order))
+    if part is not layout:
+        # A shard is spread as far as in the part, times the ranks that take turns, about some place in the epoch.
+        shards = part.shards_of(np.arange(len(order)))
+        means = np.bincount(shards, positions) / np.bincount(shards)
+        places = shuffled(len(means), key=derive(key, 0)) * (layout.num_samples / len(means))
+        positions = (positions - means[shards]) * world_size + places[shards]
+    whole = _some_batches(len(order), batch_size, len(order))
+    return Course(part, order[whole], np.arange(len(order)), positions)
+
+
+def _through_buffers(layout: Layout, workers: int, batch_size: int, buffer_samples: int, key: int) -> IntArray:
+    """Return all samples in the order in which a loader with some workers, each with a buffer, yields them."""
+    shards, ends = shuffled(len(layout.counts), key=key), np.cumsum(layout.counts)
+    outs, turns = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for worker in range(workers):
+        arriving = [np.arange(ends[s] - layout.counts[s], ends[s]) for s in shards[worker::workers]]
+        out = _through_buffer(np.concatenate(arriving), buffer_samples, derive(key, 1, worker))
+        outs.append(out)
+        turns.append(np.arange(len(out)) // batch_size * workers + worker)  # each worker's batches in turn
+    order: IntArray = np.concatenate(outs)[np.argsort(np.concatenate(turns), kind="stable")]
+    return order
+
+
+def _through_buffer(arriving: IntArray, buffer_samples: int, key: int) -> IntArray:
+    """Return samples as webdataset 1.0's ``shuffle(buffer_samples)`` gives them out."""
+    draws = mix64_array(np.uint64(key) ^ np.arange(len(arriving), dtype=np.uint64)) >> np.uint64(11)
+    draw = iter((draws * 2.0**-53).tolist())
+    buffer: list[int] = []
+    out: list[int] = []
+
+    def pick() -> None:
+        k = int(next(draw) * len(buffer))
+        out.append(buffer[k])
+        buffer[k] = buffer[-1]
+        buffer.pop()
+
+    samples = iter(arriving.tolist())
+    for sample in samples:
+        buffer.append(sample)
+        if len(buffer) < buffer_samples and (another := next(samples, None)) is not None:
+            buffer.append(another)
+        if len(buffer) >= min(_BUFFER_INITIAL, buffer_samples):
+            pick()
+    while buffer:
+        pick()
+    return np.array(out, dtype=np.int64)
+
+
+def measure(course: Course, full: Layout, batch_size: int, held_samples: int) -> Mixing:
+    """Return the figures of an order.
+
+    Args:
+        course: What is looked at of it.
+        full: The whole dataset.
+        batch_size: Of a global batch.
+        held_samples: How many samples are in memory at once.
+    """
+    layout, batch_size = course.layout, min(batch_size, full.num_samples)
+    return Mixing(
+        _effective(count_mates(layout.shards_of(course.batches)), 1 + (batch_size - 1) * full.same_shard),
+        _effective(count_mates(layout.blocks_of(course.batches)), 1 + (batch_size - 1) * full.same_block),
+        _dispersion(layout.shards_of(course.samples), course.positions, full.num_samples),
+        _dispersion(layout.blocks_of(course.samples), course.positions, full.num_samples),
+        held_samples,
+    )
+
+
+def count_mates(groups: IntArray) -> float:
+    """Return how many samples of a batch are of one's own group, oneself included, on average over batches' samples.
+
+    Example:
+        >>> count_mates(np.array([[7, 7, 7, 9], [1, 2, 3, 4]]))
+        1.75
+    """
+    if not groups.size:
+        return 1.0
+    begins = np.flatnonzero(np.diff(np.sort(groups, axis=1), axis=1, prepend=-1))
+    return float((np.diff(begins, append=groups.size) ** 2.0).sum()) / groups.size
+
+
+def _effective(mates: float, expected: float) -> float:
+    """Return Kish's effective size of a batch as a fraction of that of a random batch."""
+    return (1 + (expected - 1) * CORRELATION) / (1 + (mates - 1) * CORRELATION)
+
+
+def _dispersion(groups: IntArray, positions: npt.NDArray[np.float64], num_samples: int) -> float:
+    """Return the standard deviation of the positions in a group, on average, as a fraction of that of all positions."""
+    groups = np.unique(groups, return_inverse=True)[1]
+    sizes = np.bincount(groups)
+    if not (sizes > 1).any():
+        return 1.0  # no two samples lie together, so nothing has to be spread
+    means = np.bincount(groups, positions) / sizes
+    deviations = np.sqrt(np.bincount(groups, (positions - means[groups]) ** 2) / sizes)
+    return float(deviations[sizes > 1].mean() / (num_samples / 12**0.5))
+
+
+def count_held(plan: OrderPlan, layout: Layout) -> int:
+    """Return how many samples the open blocks have, on all ranks together: the most at some moments of the epoch."""
+    back = plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # no open block has begun before
+    held = [0]
+    for moment in _spread(plan.num_samples, _MOMENTS):
+        found = plan.locate(np.arange(max(0, moment - back), moment + 1))
+        pieces = found.lanes * layout.num_blocks + layout.blocks_of(found.samples)
+        is_open = np.unique(pieces[found.release > moment]) % layout.num_blocks
+        held.append(int(layout.block_sizes(is_open).sum()))
+    return max(held)
+
+
+def read_amplification(
+    plan: OrderPlan, layout: Layout, batch_size: int, world_size: int, *, limit: int = LIMIT
+) -> float:
+    """Return how many bytes all ranks together read in an epoch, as a multiple of the dataset's.
+
+    Each rank reads a block once for each lane in which it gets samples of it.
+
+    Args:
+        plan: The order.
+        layout: The dataset.
+        batch_size: Of one rank.
+        world_size: How many ranks there are.
+        limit: About how many samples are looked at, if the ranks do not divide the lanes. Otherwise it is known.
+    """
+    if plan.num_samples == 0:
+        return 1.0
+    cut = 1 + plan.cut_samples() / plan.num_samples
+    if plan.lanes % world_size == 0:
+        return cut
+    least = 4 * plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # so that most blocks are whole in it
+    end = min(plan.num_samples, max(limit, least))
+    batches = Batches(end, batch_size, world_size, drop_last=False)
+    parts, start = [], 0
+    while (stop := batches.stop(start)) is not None:
+        parts.append(plan.ranks(start, stop, world_size))
+        start = stop
+    ranks, found = np.concatenate(parts), plan.locate(np.arange(end))
+    blocks = layout.blocks_of(found.samples)
+    pieces = found.lanes * layout.num_blocks + blocks
+    if end < plan.num_samples:
+        # The blocks that are whole in it stand for all; how many more the ends of lanes cut is known.
+        numbers, where, counts = np.unique(pieces, return_inverse=True, return_counts=True)
+        is_whole = (counts == layout.block_sizes(numbers % layout.num_blocks))[where]
+        ranks, pieces = ranks[is_whole], pieces[is_whole]
+    read = np.unique(ranks * (plan.lanes * layout.num_blocks) + pieces) % layout.num_blocks
+    amplification = float(layout.block_sizes(read).sum()) / len(pieces)
+    return amplification if end == plan.num_samples else amplification * cut
+
+
+def _some_batches(num_samples: int, batch_size: int, limit: int) -> IntArray:
+    """Return the positions of batches: int64, (batches, samples of a batch); of many, some stretches of batches."""
+    batch_size = min(batch_size, num_samples)
+    if batch_size == 0:
+        return np.zeros((0, 0), dtype=np.int64)
+    total, most = num_samples // batch_size, max(1, limit // batch_size)
+    numbers = np.arange(total)
+    if total > most:
+        length = -(-most // _STRETCHES)
+        starts = np.linspace(0, total - length, min(_STRETCHES, most)).astype(np.int64)
+        numbers = np.unique(starts[:, None] + np.arange(length))
+    return numbers[:, None] * batch_size + np.arange(batch_size)
+
+
+def _spread(total: int, most: int) -> IntArray:
+    """Return all numbers below a total, or some of them, evenly spread.
+
+    Example:
+        >>> _spread(3, 5).tolist(), _spread(100, 4).tolist()
+        ([0, 1, 2], [0, 25, 50, 75])
+    """
+    return np.arange(total) if total <= most else np.arange(most) * total // most

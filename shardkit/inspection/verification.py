@@ -1,0 +1,340 @@
+"""Every byte of a dataset, checked: what is damaged, where, and which samples are whole nevertheless.
+
+A shard is read once, as ``index_shards`` reads it, and all that this says of the shard is compared with what the
+manifest and the index say. Where they differ, each sample is looked up by its index and checked on its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from shardkit.errors import DatasetError, NoListingError, ShardError, ShardkitError, check_path
+from shardkit.format.index import OFFSET, SIZE, BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index
+from shardkit.format.manifest import (
+    MANIFEST_NAME,
+    SHARD_SUFFIXES,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    find_names,
+    load_manifest,
+    strip_suffix,
+)
+from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, range_reader
+from shardkit.hashing import UInt64Array, hash_keys
+from shardkit.inspection.findings import DamagedShard, Problem, VerifyReport
+from shardkit.packing.indexing import ColumnTypes, describe_shard
+from shardkit.progress import track
+from shardkit.reading.forward import find_shards
+from shardkit.sample import KEY, SOURCE
+from shardkit.storage.base import Storage, is_remote, join, split_url
+from shardkit.storage.registry import storage_for
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_Row = dict[str, Any]
+
+
+def verify(
+    url: str | PathLike[str],
+    *,
+    allow_any_url: bool = False,
+    progress: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> VerifyReport:
+    """Read every byte of a dataset, and report what is damaged and which samples are whole.
+
+    Checked are the tars' headers and ends, the shards' sizes and SHA-256, every sample's key, place, size and CRC-32s,
+    the blocks' CRC-32s, seek tables, the indexes, the manifest and its digest, that no file is missing or too many, and
+    that keys are unique if the manifest says so. It does not stop at damage. Not checked, because nothing says what
+    they should be, are class names and what is said about how the dataset was packed; of promoted columns, only that
+    they are what was written.
+
+    Shards without a manifest are checked as far as tars and the indexes that they have tell; the notes say so.
+
+    Args:
+        url: A dataset's folder or its ``manifest.json``; or a folder of shards, a shard, or a pattern.
+        allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.
+        progress: Show a progress bar on a terminal.
+        storage_options: Passed to the storage.
+
+    Raises:
+        DatasetError: There is nothing to verify.
+        ArgumentError: The URL cannot be read, or is standard input, which can be read only once.
+
+    Example:
+        >>> import tempfile
+        >>> from shardkit.packing.writer import ShardWriter
+        >>> folder = tempfile.mkdtemp() + "/words"
+        >>> with ShardWriter(folder) as writer:
+        ...     writer.write({"__key__": "0001", "txt": "hello"})
+        >>> verify(folder).ok
+        True
+    """
+    url = check_path("url", url)
+    storage = storage_for(url, storage_options)
+    check = _Dataset(storage, url, allow_any_url=allow_any_url)
+    check.find(storage_options)
+    with track("verifying", total=len(check.shards), unit="shards", enabled=progress) as advance:
+        for shard_url, entry, index_url in check.shards:
+            check.verify_shard(shard_url, entry, index_url)
+            advance(1)
+    check.compare_manifest()
+    return VerifyReport(
+        url,
+        len(check.shards),
+        check.samples,
+        check.bytes,
+        tuple(check.damaged),
+        tuple(check.problems),
+        tuple(dict.fromkeys(check.notes)),
+    )
+
+
+@dataclass
+class _Dataset:
+    """A dataset that is being verified, and what was found."""
+
+    storage: Storage
+    url: str
+    allow_any_url: bool
+    manifest: Manifest | None = None
+    shards: list[tuple[str, Shard | None, str]] = field(default_factory=list)  # URL, entry, URL of the index
+    damaged: list[DamagedShard] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    samples: int = 0
+    bytes: int = 0
+    fields: set[str] = field(default_factory=set)
+    column_types: ColumnTypes = field(default_factory=ColumnTypes)
+    hashes: list[UInt64Array] = field(default_factory=list)
+    hashed: list[str] = field(default_factory=list)  # URLs of the indexes whose keys these are
+
+    def find(self, storage_options: Mapping[str, object] | None) -> None:
+        """Find the shards, and the files that are missing or too many."""
+        folder, name = split_url(self.url)
+        if not name.endswith(".json"):
+            folder, name = self.url, MANIFEST_NAME
+        try:
+            names = self.storage.list(folder)
+        except NotADirectoryError:
+            names = []
+        except NoListingError:
+            names = find_names(self.storage, folder, (name, UNFINISHED_NAME))
+            self.notes.append("its folder cannot be listed, so nobody knows whether there are files too many")
+        if UNFINISHED_NAME in names:
+            problem = "stands here: the dataset is being written, or its writer was stopped. Run the same pack again"
+            self._problem(join(folder, UNFINISHED_NAME), problem)
+        if name in names:
+            try:
+                self.manifest = load_manifest(self.storage, folder, name, allow_any_url=self.allow_any_url)
+            except DatasetError as error:
+                self._problem(join(folder, name), str(error))
+        if self.manifest:
+            expected = {part for shard in self.manifest.shards for part in (shard.url, shard.index_url)}
+            for extra in names:
+                if extra.lower().endswith((*SHARD_SUFFIXES, ".parquet")) and extra not in expected:
+                    self._problem(
+                        join(folder, extra), "is not in the manifest; move it away, or index the folder again"
+                    )
+            self.shards = [(join(folder, s.url), s, join(folder, s.index_url)) for s in self.manifest.shards]
+            return
+        self.notes.append("there is no manifest, so that nobody knows whether shards are missing or were replaced")
+        urls = [join(folder, name) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
+        if not urls and not self.problems:
+            urls = [location.url for location in find_shards(self.url, storage_options)]
+        self.shards = [(shard, None, strip_suffix(shard) + ".parquet") for shard in urls]
+
+    def verify_shard(self, url: str, entry: Shard | None, index_url: str) -> None:
+        """Verify one shard and its index."""
+        problems: list[Problem] = []
+        index, rows = self._open_index(index_url, problems, promised=entry is not None)
+        told = self.manifest.block_samples if self.manifest else index.facts.block_samples if index else 1
+        expected = entry.sha256 if entry else index.facts.sha256 if index else ""
+        facts, blocks, found = self._scan_right(url, max(1, told), expected, problems)
+        self.samples += len(found)
+        if facts and blocks:
+            self.bytes += facts.tar_size
+            self.fields.update(facts.fields)
+            problems += _compare_facts(url, entry, index, facts, blocks)
+        is_damaged = facts is None or expected not in ("", facts.sha256)
+        damaged: list[str] = []
+        whole = len(found)
+        if rows is None:
+            whole = 0 if facts and is_damaged else whole
+        elif index and is_damaged:
+            damaged = self._damaged_samples(url, index, rows, found, problems)
+            whole = len(rows) - len(damaged)
+        else:
+            problems += _compare_rows(index_url, rows, found)
+        if index and rows is not None:
+            self.column_types.add(url, rows)
+            self.hashes.append(hash_keys(row[KEY] for row in rows.select([KEY]).to_pylist()))
+            self.hashed.append(index.url)
+        if problems:
+            samples = entry.samples if entry else whole if rows is None else len(rows)
+            self.damaged.append(DamagedShard(url, samples, whole, tuple(damaged), tuple(problems)))
+
+    def compare_manifest(self) -> None:
+        """Compare the manifest with what all shards together say."""
+        if self.manifest is None:
+            return
+        url = join(self.manifest.url, MANIFEST_NAME)
+        repeated = count_repeated_keys(self.hashes, lambda i: read_index(self.storage, self.hashed[i]).sample_keys())
+        if repeated and self.manifest.unique_keys:
+            self._problem(
+                url, f"says that keys are unique, but {repeated:,} samples have a key that an earlier one has"
+            )
+        if self.damaged:
+            return
+        if (fields := sorted(self.fields)) != list(self.manifest.fields):
+            self._problem(url, f"has the fields {list(self.manifest.fields)}, its shards have {fields}")
+        if (columns := self.column_types.as_text()) != dict(self.manifest.columns):
+            self._problem(url, f"has the columns {dict(self.manifest.columns)}, its indexes have {columns}")
+
+    def _problem(self, url: str, message: str) -> None:
+        self.problems.append(Problem(url, message))
+
+    def _scan_right(
+        self, url: str, block_samples: int, expected: str, problems: list[Problem]
+    ) -> "tuple[ShardFacts | None, BlockTable | None, pa.Table]":
+        """Read a shard; if what came from another machine is damaged, once more, as it may be damaged only there."""
+        found: list[Problem] = []
+        scanned = self._scan(url, block_samples, found)
+        if is_remote(url) and (scanned[0] is None or scanned[0].sha256 != (expected or scanned[0].sha256)):
+            found.clear()
+            scanned = self._scan(url, block_samples, found, fresh=True)
+        problems += found
+        return scanned
+
+    def _scan(
+        self, url: str, block_samples: int, problems: list[Problem], *, fresh: bool = False
+    ) -> "tuple[ShardFacts | None, BlockTable | None, pa.Table]":
+        """Read a shard; return what it says of itself, if it can be read to its end, and its whole samples."""
+        try:
+            scan = ShardScan(self.storage, url, block_samples=block_samples, fresh=fresh)
+        except OSError as error:
+            problems.append(Problem(url, "is missing" if isinstance(error, FileNotFoundError) else str(error)))
+            return None, None, IndexBuilder().table()
+        try:
+            scan.run()
+            facts, blocks = scan.facts(), scan.blocks()
+            if facts.compression == "zst" and (frames := content_frames(self.storage, url, facts.file_size)):
+                end = sum(list(frames)[-1])
+                if end != facts.tar_size:
+                    problem = f"has a seek table for {end:,} bytes, expected {facts.tar_size:,}; pack it again"
+                    problems.append(Problem(url, problem))
+        except (ShardError, OSError) as error:
+            problems.append(Problem(url, str(error), getattr(error, "offset", None)))
+            return None, None, scan.table()
+        return facts, blocks, scan.table()
+
+    def _open_index(
+        self, url: str, problems: list[Problem], *, promised: bool
+    ) -> "tuple[ShardIndex | None, pa.Table | None]":
+        """Return an index and its rows; without a manifest a file of that name need not be an index."""
+        try:
+            index = read_index(self.storage, url)
+            rows = index.rows()
+            _check_schema(rows, url)
+        except (ShardkitError, OSError) as error:
+            if promised:
+                missing = isinstance(error, FileNotFoundError)
+                message = "is missing; make it again with 'shardkit index'" if missing else str(error)
+                problems.append(Problem(url, message))
+            else:
+                self.notes.append("there are shards without indexes, of which only headers and ends were checked")
+            return None, None
+        return index, rows
+
+    def _damaged_samples(
+        self, url: str, index: ShardIndex, rows: "pa.Table", found: "pa.Table", problems: list[Problem]
+    ) -> list[str]:
+        """Return the keys of the samples that are not whole; the first is also told as a problem."""
+        known = {(row[KEY], row[OFFSET]): row for row in found.to_pylist()}
+        read = range_reader(self.storage, url, index)
+        damaged: list[str] = []
+        for row in rows.to_pylist():
+            members = _members(row)
+            present = known.get((row[KEY], row[OFFSET]))
+            if present is not None and _members(present) == members:
+                continue
+            for name, (offset, size, crc) in members.items():
+                try:
+                    if crc32(read(offset, size)) == crc:
+                        continue
+                except (ShardError, OSError):
+                    pass  # what cannot be read is not whole
+                if not damaged:
+                    message = f"sample {row[KEY]!r}: field {name!r} at byte {offset:,} is not what the index says"
+                    problems.append(Problem(url, message, offset, row[KEY], name))
+                damaged.append(row[KEY])
+                break
+        return damaged
+
+
+def _check_schema(rows: "pa.Table", url: str) -> None:
+    """Check the index's own columns; those of fields are compared with the shard, the promoted with the manifest."""
+    own = {KEY: "string", OFFSET: "int64", SIZE: "int64", SOURCE: "string"}
+    found = {name: str(rows.schema.field(name).type) for name in rows.column_names if name.startswith("_")}
+    found = {name: kind for name, kind in found.items() if ":" not in name}
+    if {SOURCE: "string"} | found != own:
+        raise DatasetError(
+            f"{url}: has the columns {found}, expected {own}; make it again with 'shardkit index'", url=url
+        )
+
+
+def _members(row: _Row) -> dict[str, tuple[int, int, int]]:
+    """Return offset, size and CRC-32 of every field that a row has."""
+    fields = [name.removesuffix(":size") for name, size in row.items() if name.endswith(":size") and size is not None]
+    return {name: (row[f"{name}:offset"], row[f"{name}:size"], row[f"{name}:crc32"]) for name in fields}
+
+
+def _compare_facts(
+    url: str, entry: Shard | None, index: ShardIndex | None, facts: ShardFacts, blocks: BlockTable
+) -> list[Problem]:
+    """Compare what a shard says of itself with what manifest and index say of it."""
+    problems = []
+    if entry:
+        problems += _differences(url, "the manifest", asdict(describe_shard(entry.url, facts, blocks)), asdict(entry))
+    if index:
+        told = replace(index.facts, plan="")  # the plan is the packer's
+        problems += _differences(url, f"the index {index.url}", asdict(facts), asdict(told))
+        for name, values in asdict(blocks).items():
+            other = getattr(index.blocks, name)
+            if not np.array_equal(values, other):
+                at = int(np.flatnonzero(values != other)[0]) if values.shape == other.shape else -1
+                which = f"of block {at:,}: {values[at]}, not {other[at]}" if at >= 0 else "for another number of blocks"
+                offset = int(blocks.offset[at]) if at >= 0 else None
+                message = f"differs from the block table in {index.url}, {name} {which}"
+                problems.append(Problem(url, message, offset))
+    return problems
+
+
+def _differences(url: str, who: str, found: Mapping[str, object], told: Mapping[str, object]) -> list[Problem]:
+    return [
+        Problem(url, f"has {name} {found[name]!r}, expected {told[name]!r} as {who} says; fetch or make them again")
+        for name in found
+        if found[name] != told[name]
+    ]
+
+
+def _compare_rows(url: str, rows: "pa.Table", found: "pa.Table") -> list[Problem]:
+    """Compare an index's rows with those that a shard which is whole has."""
+    names = [name for name in rows.column_names if ":" in name or name in (KEY, OFFSET, SIZE)]
+    again = "make it again with 'shardkit index'"
+    if names == found.column_names and rows.select(names).equals(found):
+        return []
+    if set(names) != set(found.column_names) or len(rows) != len(found):
+        return [Problem(url, f"has other columns or another number of rows than its shard has samples; {again}")]
+    pairs = zip(rows.select(found.column_names).to_pylist(), found.to_pylist(), strict=True)
+    wrong = [right for told, right in pairs if told != right]
+    if not wrong:
+        return [Problem(url, f"has other types of columns than its shard; {again}")]
+    message = f"has {len(wrong):,} rows that are not what its shard is, the first of sample {wrong[0][KEY]!r}; {again}"
+    return [Problem(url, message, wrong[0][OFFSET], wrong[0][KEY])]

@@ -1,0 +1,237 @@
+"""The memory of a batch: rows are written where they belong, so that a batch is complete with its last row.
+
+What a batch will look like is known from the one before. Whatever turns out otherwise is put together at the end.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import ArgumentError
+from shardkit.loading.collate import channels_first, collate, holds_images
+from shardkit.reading.memory import Buffers, SharedBuffers, SharedMemory, shared_memory, take_tensor
+from shardkit.sample import FieldSelection
+
+if TYPE_CHECKING:
+    import torch
+
+_ALIGNMENT = 64  # bytes, of a column: what vector instructions like
+_LEAST_BYTES = 256  # of a value that is worth a place of its own: smaller ones are put together in no time
+
+
+class Placed(Enum):
+    """Stands for a value that is in its batch's memory."""
+
+    IN_SLAB = 0
+
+
+class Column(NamedTuple):
+    """What a field of all rows of a batch is like.
+
+    Attributes:
+        shape: The shape of a value.
+        dtype: Its type, as NumPy writes it.
+        is_tensor: Whether it is a tensor, and not an array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_tensor: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a value."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Slab:
+    """The memory of a batch, a column a field.
+
+    Args:
+        columns: What the fields are like.
+        rows: How many rows there is room for.
+        memory: uint8, (``nbytes``,) or more; its content does not matter.
+        shared: What another process needs to know of the memory to write there, if it can.
+
+    Attributes:
+        columns: As given.
+        rows: As given.
+        shared: As given.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        rows: int,
+        memory: "torch.Tensor",
+        shared: SharedMemory | None = None,
+    ) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.shared = shared
+        self._memory = memory
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._starts: dict[str, int] = {}
+        array, start = memory.numpy(), 0
+        for name, column in columns.items():
+            stop = start + rows * column.nbytes
+            self._arrays[name] = array[start:stop].view(column.dtype).reshape(rows, *column.shape)
+            self._starts[name] = start
+            start = stop + -stop % _ALIGNMENT
+
+    @staticmethod
+    def nbytes(columns: Mapping[str, Column], rows: int) -> int:
+        """Return how many bytes a slab needs."""
+        return sum(size + -size % _ALIGNMENT for size in (rows * column.nbytes for column in columns.values()))
+
+    def row(self, i: int) -> dict[str, npt.NDArray[Any]]:
+        """Return where the values of a row belong."""
+        return {name: array[i] for name, array in self._arrays.items()}
+
+    def put(self, value: Any, row: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Return what a transform returned, with those of its values left out that are in the row now."""
+        if not isinstance(value, Mapping):
+            return value
+        placed: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            found: Any = value.get(name)
+            out = row[name]
+            if found is not out:
+                if _column(found) != column:
+                    continue
+                out[...] = found.numpy() if column.is_tensor else found
+            placed[name] = Placed.IN_SLAB
+        return {**value, **placed} if placed else value
+
+    def value(self, name: str, i: int) -> Any:
+        """Return a value that is in a row."""
+        import torch
+
+        array = self._arrays[name][i]
+        return torch.from_numpy(array) if self.columns[name].is_tensor else array
+
+    def tensor(self, name: str, rows: Sequence[int]) -> "torch.Tensor":
+        """Return the values of a field in some rows, in the slab's memory if they are all that there are."""
+        import torch
+
+        array, start = self._arrays[name], self._starts[name]
+        if len(rows) < self.rows:
+            return torch.from_numpy(array[list(rows)])
+        # A view of the memory as torch knows it: pinned memory stays in use until copies to a GPU have ended.
+        dtype = torch.from_numpy(array[:0]).dtype
+        return self._memory[start : start + array.nbytes].view(dtype).view(array.shape)
+
+
+class BatchMaker:
+    """Makes batches of rows.
+
+    Args:
+        selection: Which fields were picked.
+        collate_fn: What makes the batches instead of ``batches.collate``; then they have no slabs.
+        buffers: The memory for slabs, if it is not pinned for a GPU.
+    """
+
+    def __init__(
+        self,
+        selection: FieldSelection,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        buffers: Buffers,
+    ) -> None:
+        self._selection = selection
+        self._collate_fn = collate_fn
+        self._buffers = buffers
+        self._columns: dict[str, Column] = {}
+        self._rows = 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the last slab that was asked for, about; at least 1."""
+        return max(1, Slab.nbytes(self._columns, self._rows))
+
+    def slab(self, rows: int) -> Slab | None:
+        """Return the memory for a batch, if something is known of it."""
+        import torch
+
+        columns, self._rows = self._columns, rows
+        if not columns or not rows:
+            return None
+        nbytes = Slab.nbytes(columns, rows)
+        if isinstance(self._buffers, SharedBuffers):
+            memory = self._buffers.take(nbytes)
+            return Slab(columns, rows, torch.from_numpy(memory), shared_memory(memory))
+        return Slab(columns, rows, take_tensor(self._buffers, nbytes))
+
+    def batch(self, values: list[Any], slab: Slab | None, kept: Sequence[int]) -> Any:
+        """Return a batch.
+
+        Args:
+            values: What transforms returned.
+            slab: Where some of it is.
+            kept: Which rows of the slab the values are of.
+
+        Raises:
+            ArgumentError: ``collate_fn`` raised StopIteration. All else that it raises passes.
+        """
+        if self._collate_fn is not None:
+            try:
+                return self._collate_fn(values)
+            except StopIteration as error:  # a loop over batches would end there, and not say that the rest is missing
+                raise ArgumentError(
+                    "collate_fn= raised StopIteration, which would be taken for the end of the epoch; give next() a "
+                    "default, or raise another error"
+                ) from error
+        if slab is None:
+            batch = collate(values, selection=self._selection)
+            self._columns = _columns(batch, values)
+            return batch
+        made: dict[str, Any] = {}
+        for name, column in slab.columns.items():
+            if values and all(isinstance(value, Mapping) and value.get(name) is Placed.IN_SLAB for value in values):
+                is_image = not column.is_tensor and holds_images(self._selection, name)
+                made[name] = channels_first(slab.tensor(name, kept)) if is_image else slab.tensor(name, kept)
+        values = [_taken_out(value, slab, i, made) for value, i in zip(values, kept, strict=True)]
+        batch = collate(values, selection=self._selection, made=made)
+        if len(made) < len(slab.columns):
+            others = _columns({name: value for name, value in batch.items() if name not in made}, values)
+            self._columns = {name: slab.columns[name] for name in made} | others
+        return batch
+
+
+def _taken_out(value: Any, slab: Slab, i: int, made: Collection[str]) -> Any:
+    """Return what a transform returned, but for what is in the batch already."""
+    if not isinstance(value, Mapping):
+        return value
+    names = [name for name in slab.columns if name not in made and value.get(name) is Placed.IN_SLAB]
+    return {**value, **{name: slab.value(name, i) for name in names}} if names else value
+
+
+def _columns(batch: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Column]:
+    """Return what the large fields of a batch are like that are tensors there."""
+    import torch
+
+    found = {name: _column(values[0].get(name)) for name, made in batch.items() if isinstance(made, torch.Tensor)}
+    return {name: column for name, column in found.items() if column and column.nbytes >= _LEAST_BYTES}
+
+
+def _column(value: Any) -> Column | None:
+    """Return what a value is like; None if it is neither an array nor a tensor that NumPy can look at."""
+    import torch
+
+    if type(value) is np.ndarray:
+        return Column(value.shape, value.dtype.str, is_tensor=False)
+    if (
+        type(value) is not torch.Tensor
+        or value.device.type != "cpu"
+        or value.layout != torch.strided
+        or value.requires_grad
+        or value.is_conj()
+        or value.is_neg()
+    ):
+        return None
+    try:
+        return Column(tuple(value.shape), value.numpy().dtype.str, is_tensor=True)
+    except TypeError:  # NumPy has no such type, as bfloat16
+        return None

@@ -1,0 +1,121 @@
+"""Samples -> one batch: a dict of fields, each a tensor where the values of all samples are alike, else a list."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from shardkit.codecs.images import IMAGE_FIELDS
+from shardkit.errors import ArgumentError, SampleError
+from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
+
+if TYPE_CHECKING:
+    import torch
+
+Batch: TypeAlias = dict[str, Any]
+"""The fields of a batch, and the samples' keys under ``__key__``."""
+
+
+def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mapping[str, Any] | None = None) -> Batch:
+    """Return samples as one batch.
+
+    Values that all are arrays, or all tensors, of one shape and type become a tensor with one more dimension in front;
+    so do whole numbers (int64), floats (float64) and bools. Images, which are uint8, (height, width, 3), in an image
+    field, become uint8, (batch, 3, height, width), with the channels last in memory. Everything else (text, bytes,
+    values of different shapes, None) becomes a list.
+
+    Args:
+        samples: What a batch consists of; may be empty.
+        selection: Which fields were picked, to know the images, and what an empty batch has.
+        made: Fields of the batch that are put together already; the samples have something under their names.
+
+    Raises:
+        SampleError: Not all samples have the same fields.
+        ArgumentError: A sample is no mapping.
+
+    Example:
+        >>> everything = FieldSelection.parse(None)
+        >>> collate([{"__key__": "a", "cls": 3}, {"__key__": "b", "cls": 4}], selection=everything)
+        {'cls': tensor([3, 4]), '__key__': ['a', 'b']}
+    """
+    for sample in samples:
+        if not isinstance(sample, Mapping):
+            raise ArgumentError(
+                f"transform= returned a {type(sample).__name__}, expected a dict of fields; return one, or pass a "
+                "collate_fn for what it returns, as torch.utils.data.default_collate"
+            )
+    names = [name for name in (samples[0] if samples else selection.wanted) if name not in RESERVED]
+    fields = set(names)
+    for sample in samples:
+        if sample.keys() - RESERVED != fields:
+            raise _differs(sample, names)
+    batch: Batch = {}
+    for name in names:
+        if made and name in made:
+            batch[name] = made[name]
+        else:
+            batch[name] = stack([sample[name] for sample in samples], images=holds_images(selection, name))
+    batch[KEY] = [sample.get(KEY) for sample in samples]
+    return batch
+
+
+def stack(values: list[Any], *, images: bool = False) -> Any:
+    """Return values as one tensor if they are alike, else as they are. See ``collate``."""
+    import torch
+
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1:
+        return values
+    kind = kinds.pop()
+    if kind in (int, float, bool):
+        try:
+            return torch.tensor(values, dtype={int: torch.int64, float: torch.float64, bool: torch.bool}[kind])
+        except (OverflowError, RuntimeError, ValueError):  # more than 64 bits
+            return values
+    if issubclass(kind, torch.Tensor):
+        is_regular = len({(value.shape, value.dtype, value.device) for value in values}) == 1
+        return torch.stack(values) if is_regular else values
+    if not issubclass(kind, np.ndarray | np.generic):
+        return values
+    shape, dtype = values[0].shape, values[0].dtype
+    if any(value.shape != shape or value.dtype != dtype for value in values):
+        return values
+    rows = np.empty((len(values), *shape), dtype=dtype)
+    for row, value in zip(rows if shape else (), values, strict=bool(shape)):
+        row[...] = value
+    if not shape:
+        rows[...] = values
+    try:
+        tensor = torch.from_numpy(rows)
+    except (TypeError, ValueError):  # text, objects, records; other byte orders
+        return values
+    return channels_first(tensor) if images else tensor
+
+
+def channels_first(images: "torch.Tensor") -> "torch.Tensor":
+    """Return images, uint8, (batch, height, width, 3), as (batch, 3, height, width); anything else as it is."""
+    import torch
+
+    return images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 and images.shape[3:] == (3,) else images
+
+
+def holds_images(selection: FieldSelection, name: str) -> bool:
+    """Return whether a name stands for image fields only.
+
+    Example:
+        >>> holds_images(FieldSelection.parse({"image": "jpg;png"}), "image")
+        True
+    """
+    fields: Collection[str] = selection.wanted.get(name, (name,))
+    return all(field.rpartition(".")[2] in IMAGE_FIELDS for field in fields)
+
+
+def _differs(sample: Sample, names: list[str]) -> SampleError:
+    here = sorted(sample.keys() - RESERVED)
+    key = str(sample.get(KEY, ""))
+    return SampleError(
+        f"sample {key!r}: has the fields {', '.join(here)}, the first sample of its batch has "
+        f"{', '.join(sorted(names))}; choose with fields=, where 'name?' gives None for what is missing, let "
+        "transform= return the same fields for all samples, or pass a collate_fn",
+        key=key,
+    )

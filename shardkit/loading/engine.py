@@ -1,0 +1,374 @@
+"""The blocks that an epoch needs, in order -> fetched ahead -> rows made by workers -> batches, in order.
+
+::
+
+    plan     which blocks and rows each batch of this rank needs; admits blocks while they fit into memory
+    fetch    blocks, in the order in which they are needed; those of small samples are decoded here, whole, and those
+             of large samples that the system holds in memory are only opened
+    make     batches of which everything is there: chunks of their rows, or a gather from whole blocks
+    next     the next batch in the order, whatever was ready first
+
+Each stage is a pool of threads whose tasks all end by themselves: nothing waits for what comes later in the order, so
+nothing can hang. What the next batch needs is always admitted, so memory that is full slows down and never stops.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from shardkit.errors import WorkerError
+from shardkit.loading.batch_memory import BatchMaker, Slab
+from shardkit.loading.columnar import Arena
+from shardkit.loading.fetch import Blocks, Fetcher, Slot
+from shardkit.loading.rows import RawRow, Row
+from shardkit.loading.threads import Threads
+from shardkit.order.plan import Batches, IntArray, OrderPlan
+from shardkit.order.schedule import Planned, schedule
+from shardkit.reading.block import Block
+from shardkit.reading.memory import Buffers
+from shardkit.reading.page_cache import ResidentBlock
+
+_CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
+_AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
+_AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
+_AHEAD_GATHERED_ROWS = 8192  # ... or so many that are gathered, which takes no longer than to wake a thread, ...
+_AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory, or were read from so much
+_LOOK_SECONDS = 0.1  # that a batch is waited for; if the processors are busy for less than so much of it, ...
+_BUSY = 0.6  # ... the workers wait for something, and others can compute meanwhile
+
+
+RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch.
+
+    Attributes:
+        value: What the training loop gets.
+        stop: The position in the epoch after it.
+        skipped: The errors of the rows that were left out, in order.
+        error: What is to be raised in its place.
+    """
+
+    value: Any
+    stop: int
+    skipped: Sequence[BaseException] = ()
+    error: BaseException | None = None
+
+
+class _Batch:
+    """A batch that is planned, and what is made of it."""
+
+    __slots__ = ("chunks", "finished", "made", "plan", "slab")
+
+    def __init__(self, plan: Planned) -> None:
+        self.plan = plan
+        self.slab: Slab | None = None
+        self.made: list[Row | None] = []
+        self.chunks = 0  # still to be made
+        self.finished: Finished | None = None
+
+
+class Engine:
+    """One pass over an epoch, or the rest of it, for one rank.
+
+    Args:
+        blocks: Where blocks come from.
+        plan: The epoch's order.
+        batches: Where batches begin and end.
+        position: Where to begin.
+        rank: Which rank's rows.
+        epoch: The epoch's number.
+        make_rows: Makes rows of samples' bytes. Called by ``num_workers`` threads.
+        make_batch: Makes a batch of rows. Called by the same threads.
+        make_arena: Returns an arena with room for so many blocks, if batches can be gathered from whole blocks.
+        skips: Leave out rows that cannot be read or decoded.
+        buffers: What blocks are read into.
+        num_workers: How many threads make rows, at most.
+        busy_workers: How many do at first: there are more if they mostly wait.
+        memory: How many bytes of blocks are held, unless the next batch needs more. If the dataset has no more, each
+            block is read once.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of a pipeline; one place calls it
+        self,
+        blocks: Blocks,
+        plan: OrderPlan,
+        batches: Batches,
+        *,
+        position: int,
+        rank: int,
+        epoch: int,
+        make_rows: RowsMaker,
+        make_batch: BatchMaker,
+        make_arena: Callable[[int], Arena] | None,
+        skips: bool,
+        buffers: Buffers,
+        num_workers: int,
+        busy_workers: int,
+        memory: int,
+    ) -> None:
+        self._epoch = epoch
+        self._make_rows = make_rows
+        self._make_batch = make_batch
+        self._skips = skips
+        self._memory = memory
+        self._read_bytes = int(batches.batch_size * plan.num_blocks * blocks.block_bytes / max(1, plan.num_samples))
+        self._chunk_rows = min(_CHUNK_ROWS, -(-batches.batch_size // num_workers))
+        # Room for what memory allows and for what the next batch may need beyond that; the rest is not decoded whole.
+        beyond = batches.batch_size + plan.lanes
+        places = min(memory // max(1, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
+        self._arena = make_arena(places) if make_arena else None
+        ahead_rows = _AHEAD_GATHERED_ROWS if self._arena else _AHEAD_ROWS
+        self._ahead = max(_AHEAD_BATCHES, -(-ahead_rows // batches.batch_size))
+        # A Ctrl-C may come anywhere in Python code, also in that of threading.Condition, and would leave it locked or
+        # unlocked by chance. So the training loop's thread waits for these two alone, which are not made of Python.
+        self._lock = threading.RLock()
+        self._changes: SimpleQueue[None] = SimpleQueue()
+        self._fetcher = Fetcher(
+            blocks, self._lock, self._take_fetched, arena=self._arena, places=places, buffers=buffers
+        )
+        holds_all = plan.num_blocks * blocks.block_bytes <= memory
+        self._planned = schedule(blocks, plan, batches, position=position, rank=rank, holds_all=holds_all)
+        self._upcoming: Planned | None = None  # not yet admitted
+        self._made: set[int] = set()  # numbers of batches that are made though one before them is not
+        self._made_count = 0  # batches before which all are made
+        self._queue: deque[_Batch] = deque()  # admitted, and not yet returned
+        self._given = 0  # batches of the queue that workers have
+        self._returned = 0
+        self._is_planned = False  # to the end
+        self._error: BaseException | None = None  # of planning
+        self._is_planning = False
+        self._is_awaited = False  # somebody waits for the next batch
+        self._is_closed = False
+        self._process = os.getpid()
+        self._planner = Threads(1, "shardkit-plan")
+        self._num_workers = num_workers
+        self._workers = Threads(busy_workers, "shardkit-rows")
+        self._busy_workers = busy_workers
+        self._awaited = self._computed = 0.0  # seconds that batches were waited for lately, and processors were busy
+        with self._lock:
+            self._plan_soon()
+
+    def next(self) -> Finished | None:
+        """Return the next batch, as soon as it is there; None at the end, or when the engine was closed."""
+        if os.getpid() != self._process:
+            raise WorkerError("an iterator of a ShardLoader was taken along into another process; call iter() there")
+        while True:
+            with self._lock:
+                if self._queue and self._queue[0].finished:
+                    self._is_awaited = False
+                    batch = self._queue.popleft()
+                    self._given -= 1
+                    self._returned += 1
+                    self._give()
+                    self._plan_soon()
+                    return batch.finished
+                if self._is_closed:
+                    return None
+                if not self._queue and (self._is_planned or self._error):
+                    if self._error is not None:
+                        raise self._error
+                    return None
+                self._is_awaited = True
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until something has changed; have more workers if those that there are wait, too."""
+        began, computed = time.perf_counter(), time.process_time()
+        with contextlib.suppress(Empty):
+            # A Ctrl-C that comes just before Python waits is noticed only when it has waited.
+            self._changes.get(timeout=_LOOK_SECONDS)
+        if self._workers.count == self._num_workers:
+            return
+        if self._given:  # they have something to do
+            self._awaited += time.perf_counter() - began
+            self._computed += time.process_time() - computed
+        if self._awaited >= _LOOK_SECONDS:
+            if self._computed < _BUSY * self._busy_workers * self._awaited:
+                self._workers.add(min(self._workers.count, self._num_workers - self._workers.count))
+            self._awaited = self._computed = 0.0
+
+    def _note_change(self) -> None:
+        """Let who waits look again."""
+        if self._changes.empty():
+            self._changes.put(None)
+
+    def close(self, *, wait: bool) -> None:
+        """End all threads: what they are at is finished, the rest is dropped."""
+        with self._lock:
+            self._is_closed = True
+            self._queue.clear()
+            self._fetcher.drop()  # now, and not when Python's garbage collector finds the engine's parts
+            self._arena = None
+            self._note_change()
+        self._fetcher.close()
+        for pool in (self._planner, self._workers):
+            pool.close(wait=False)
+        if wait:
+            self._fetcher.join()
+            for pool in (self._planner, self._workers):
+                pool.join(None)
+
+    # Planning
+
+    def _plan_soon(self) -> None:
+        """Let the planner look whether there is something to do. The lock is held."""
+        upcoming = self._upcoming
+        if upcoming and not upcoming.wanted and len(self._queue) > 2 * self._ahead:
+            return  # nothing is to be fetched, and to wake a thread for one batch takes longer than to make a small one
+        if not (self._is_planning or self._is_planned or self._error or self._is_closed):
+            self._is_planning = True
+            self._planner.submit(self._admit_batches)
+
+    def _admit_batches(self) -> None:
+        """Plan and admit batches until memory is full."""
+        try:
+            while True:
+                if self._upcoming is None:
+                    self._upcoming = next(self._planned, None)
+                with self._lock:
+                    if self._upcoming is None or self._is_closed:
+                        self._is_planned, self._is_planning = True, False
+                        self._note_change()
+                        return
+                    if not self._admit(self._upcoming):
+                        self._is_planning = False
+                        return
+                    self._upcoming = None
+        except BaseException as error:  # noqa: BLE001 - it is raised after the batches that were planned
+            with self._lock:
+                self._error, self._is_planning = error, False
+                self._note_change()
+
+    def _admit(self, planned: Planned) -> bool:
+        """Have the blocks fetched that a batch needs, if memory allows. The lock is held."""
+        self._fetcher.retire(planned.start, planned.number)
+        self._fetcher.free(self._made_count)
+        is_next = planned.number == self._returned
+        if self._fetcher.held_bytes + self._fetcher.size_of(planned) > self._memory and not is_next:
+            return False
+        if len(self._queue) > 4 * self._ahead and not planned.wanted:  # there is enough to make
+            return False
+        self._fetcher.fetch(planned)
+        self._queue.append(_Batch(planned))
+        self._give()
+        return True
+
+    # Making batches
+
+    def _take_fetched(self) -> None:
+        """Go on with a block that has come. The lock is held."""
+        if self._is_awaited and self._queue and not self._fetcher.has(self._queue[0].plan):
+            self._fetcher.hurry()
+        self._give()
+
+    def _give(self) -> None:
+        """Give batches whose blocks are there to the workers, so many ahead. The lock is held."""
+        ahead = min(self._ahead, max(1, _AHEAD_BYTES // max(self._read_bytes, self._make_batch.nbytes)))
+        while self._given < min(len(self._queue), ahead + 1) and not self._is_closed:
+            batch = self._queue[self._given]
+            if not self._fetcher.has(batch.plan):
+                return
+            self._given += 1
+            arena_rows = self._fetcher.arena_rows(batch.plan)
+            if arena_rows is not None:
+                self._workers.submit(self._gather, batch, arena_rows)
+                continue
+            starts = range(0, len(batch.plan.rows), self._chunk_rows)
+            batch.made = [None] * len(batch.plan.rows)
+            batch.chunks = len(starts)
+            batch.slab = self._make_batch.slab(len(batch.plan.rows)) if self._arena is None else None
+            slots = self._fetcher.slots(batch.plan)
+            for start in starts:
+                stop = min(start + self._chunk_rows, len(slots))
+                self._workers.submit(self._make_chunk, batch, start, slots[start:stop])
+
+    def _gather(self, batch: _Batch, rows: IntArray) -> None:
+        """Make a batch of rows that are all in the arena."""
+        try:
+            finished = Finished(self._arena_of_batch().batch(rows), batch.plan.stop)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
+            finished = Finished(None, batch.plan.stop, (), error)
+        self._end(batch, finished)
+
+    def _make_chunk(self, batch: _Batch, start: int, slots: list[Slot]) -> None:
+        """Make some rows of a batch, and, if they are its last, the batch."""
+        stop = start + len(slots)
+        try:
+            rows = self._made_rows(batch, start, slots)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
+            rows = [Row(None, error)] * len(slots)
+        batch.made[start:stop] = rows
+        with self._lock:
+            batch.chunks -= 1
+            if batch.chunks:
+                return
+        self._end(batch, self._finish(batch))
+
+    def _made_rows(self, batch: _Batch, start: int, slots: list[Slot]) -> list[Row]:
+        made: list[Row | None] = []
+        raws: list[RawRow] = []
+        part = slice(start, start + len(slots))
+        places = zip(batch.plan.rows[part].tolist(), batch.plan.positions[part].tolist(), strict=True)
+        for slot, (row, position) in zip(slots, places, strict=True):
+            content = slot.content
+            if content is None:
+                arena = self._arena_of_batch()
+                made.append(Row(arena.sample(slot.place * arena.block_samples + row)))
+                continue
+            made.append(None)
+            sample: Any = content
+            if isinstance(content, (Block, ResidentBlock)):
+                try:
+                    sample = content.sample(row)
+                except Exception as error:  # noqa: BLE001 - it is raised in the row's place
+                    sample = error
+            raws.append(RawRow(sample, self._epoch, position))
+        others = iter(self._make_rows(raws, batch.slab, start)) if raws else iter(())
+        return [next(others) if row is None else row for row in made]
+
+    def _arena_of_batch(self) -> Arena:
+        if self._arena is None:
+            raise RuntimeError("a block was put into an arena, and there is none")
+        return self._arena
+
+    def _finish(self, batch: _Batch) -> Finished:
+        values: list[Any] = []
+        kept: list[int] = []
+        skipped: list[BaseException] = []
+        for number, row in enumerate(batch.made):
+            if row is None:
+                continue
+            if row.error is None:
+                values.append(row.value)
+                kept.append(number)
+            elif row.is_skippable and self._skips:
+                skipped.append(row.error)
+            else:
+                return Finished(None, batch.plan.stop, skipped, row.error)
+        try:
+            return Finished(self._make_batch.batch(values, batch.slab, kept), batch.plan.stop, skipped)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
+            return Finished(None, batch.plan.stop, skipped, error)
+
+    def _end(self, batch: _Batch, finished: Finished) -> None:
+        """Note that a batch is made."""
+        with self._lock:
+            batch.finished = finished
+            batch.made.clear()
+            batch.slab = None
+            self._made.add(batch.plan.number)
+            while self._made_count in self._made:
+                self._made.remove(self._made_count)
+                self._made_count += 1
+            self._fetcher.free(self._made_count)
+            self._plan_soon()
+            self._note_change()

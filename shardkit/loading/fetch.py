@@ -1,0 +1,191 @@
+"""Blocks, fetched ahead in the order in which they are needed, and held until the epoch has passed them."""
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from shardkit.loading.columnar import Arena
+from shardkit.loading.threads import Threads
+from shardkit.order.plan import IntArray
+from shardkit.order.schedule import Places, Planned, Wanted
+from shardkit.reading.block import Block
+from shardkit.reading.memory import Buffers
+from shardkit.reading.page_cache import ResidentBlock
+
+if TYPE_CHECKING:
+    from threading import RLock
+
+_THREADS = 2  # reading what the system holds in memory is a copy; more would only be in the way of those that decode
+_MORE_THREADS = ((0.002, 4), (0.02, 32))  # if a fetch waits for so many seconds: on a disk, on a distant store
+
+
+class Blocks(Places, Protocol):
+    """Where blocks come from: a ShardDataset."""
+
+    block_bytes: float
+
+    def open_block(self, shard: int, block: int, buffers: Buffers, /) -> Block | ResidentBlock:
+        """Return a block, read into one of the buffers if it can be, or one that needs not be read ahead."""
+        ...
+
+
+class Slot:
+    """A block that is held for one lane, until the epoch has passed it.
+
+    Attributes:
+        number: The how many'th it is; they are numbered and fetched in the order in which they are needed.
+        place: Where it is in the arena, or would be; -1 if there is no room.
+        content: The block, or what went wrong; None if it is not here yet, or in the arena.
+    """
+
+    __slots__ = ("content", "number", "place")
+
+    def __init__(self, number: int, place: int) -> None:
+        self.number = number
+        self.place = place
+        self.content: Block | ResidentBlock | Exception | None = None
+
+
+class Fetcher:
+    """Fetches blocks in threads of its own, and holds them.
+
+    All methods are called with the lock held, but for ``close`` and ``join``.
+
+    Args:
+        blocks: Where blocks come from.
+        lock: Guards all that is here.
+        on_fetched: Called when a block has come, with the lock held.
+        arena: Where blocks are put that can be decoded whole, or None.
+        places: How many blocks the arena has room for.
+        buffers: What blocks are read into.
+
+    Attributes:
+        held_bytes: What the blocks take that are held, or are being fetched, by the mean size of a block.
+        largest_held_bytes: The most that it was.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        lock: "RLock",
+        on_fetched: Callable[[], None],
+        *,
+        arena: Arena | None,
+        places: int,
+        buffers: Buffers,
+    ) -> None:
+        self._blocks = blocks
+        self._lock = lock
+        self._on_fetched = on_fetched
+        self._arena = arena
+        self._buffers = buffers
+        self._free_places = list(range(places - 1, -1, -1))
+        self._places = np.zeros(1 << 10, dtype=np.int64)  # of the slots, by number; -1 if not in the arena
+        self._block_bytes = max(1, int(blocks.block_bytes))
+        self._slots: dict[int, Slot] = {}  # those that are held, by number
+        self._fetched: set[int] = set()  # numbers of slots that are there though one before them is not
+        self._fetched_count = 0  # slots before which all are there
+        self._releases: list[tuple[int, int]] = []  # a heap: from which position on which slot is not needed
+        self._retired: deque[tuple[int, Slot]] = deque()  # the batch from which on a slot is not needed
+        self._waits = 0.0  # seconds that the last fetches have waited, about
+        self.held_bytes = 0
+        self.largest_held_bytes = 0
+        self._threads = Threads(_THREADS, "shardkit-fetch")
+
+    def fetch(self, planned: Planned) -> None:
+        """Fetch the blocks that a batch needs and none before it."""
+        for number, wanted in enumerate(planned.wanted, planned.opened - len(planned.wanted)):
+            slot = Slot(number, self._free_places.pop() if self._free_places else -1)
+            self._slots[number] = slot
+            heapq.heappush(self._releases, (wanted.release, number))
+            self._threads.submit(self._fetch, slot, wanted)
+        self.held_bytes += self.size_of(planned)
+        self.largest_held_bytes = max(self.largest_held_bytes, self.held_bytes)
+
+    def size_of(self, planned: Planned) -> int:
+        """Return by how much ``held_bytes`` grows when a batch's blocks are fetched."""
+        return len(planned.wanted) * self._block_bytes
+
+    def has(self, planned: Planned) -> bool:
+        """Return whether all blocks are there that a batch and those before it need."""
+        return planned.opened <= self._fetched_count
+
+    def slots(self, planned: Planned) -> list[Slot]:
+        """Return the slot of each of a batch's rows. Its blocks are there."""
+        return [self._slots[number] for number in planned.numbers.tolist()]
+
+    def arena_rows(self, planned: Planned) -> IntArray | None:
+        """Return where in the arena a batch's rows are, if all of them are there."""
+        if self._arena is None:
+            return None
+        places = self._places[planned.numbers]
+        return places * self._arena.block_samples + planned.rows if places.min(initial=0) >= 0 else None
+
+    def retire(self, position: int, number: int) -> None:
+        """Note that batches from a position on, of which this is the first number, are being admitted."""
+        while self._releases and self._releases[0][0] <= position:
+            self._retired.append((number, self._slots[heapq.heappop(self._releases)[1]]))
+
+    def free(self, made: int) -> None:
+        """Let go of blocks that only batches before this number need."""
+        while self._retired and self._retired[0][0] <= made:
+            slot = self._retired.popleft()[1]
+            del self._slots[slot.number]
+            if slot.place >= 0:
+                if self._arena is not None:
+                    self._arena.clear(slot.place)
+                self._free_places.append(slot.place)
+            self.held_bytes -= self._block_bytes
+
+    def drop(self) -> None:
+        """Let go of all blocks. Nothing is asked for any more."""
+        self._slots.clear()
+        self._releases.clear()
+        self._retired.clear()
+        self._arena = None
+
+    def hurry(self) -> None:
+        """Fetch more at a time, if fetches mostly wait: somebody waits for a block."""
+        most = max((count for seconds, count in _MORE_THREADS if self._waits > seconds), default=0)
+        if self._threads.count < most:
+            self._threads.add(self._threads.count)
+            self._waits = 0.0  # look again before there are more
+
+    def close(self) -> None:
+        """End the threads, when they have fetched what they are at."""
+        self._threads.close(wait=False)
+
+    def join(self) -> None:
+        """Wait for the threads to end."""
+        self._threads.join(None)
+
+    def _fetch(self, slot: Slot, wanted: Wanted) -> None:
+        """Fetch a block, and decode it whole where that is possible."""
+        began, computed = time.perf_counter(), time.thread_time()
+        content: Block | ResidentBlock | Exception | None
+        try:
+            content = self._blocks.open_block(wanted.shard, wanted.block, self._buffers)
+        except Exception as error:  # noqa: BLE001 - it is raised where the block's rows would come
+            content = error
+        waited = (time.perf_counter() - began) - (time.thread_time() - computed)
+        arena = self._arena
+        if arena is not None and slot.place >= 0 and isinstance(content, Block):
+            try:
+                content = None if arena.put(slot.place, content) else content
+            except Exception as error:  # noqa: BLE001 - as above
+                content = error
+        with self._lock:
+            self._waits += (waited - self._waits) / 4
+            slot.content = content
+            if slot.number >= len(self._places):
+                self._places = np.concatenate([self._places, np.zeros_like(self._places)])
+            self._places[slot.number] = slot.place if content is None else -1
+            self._fetched.add(slot.number)
+            while self._fetched_count in self._fetched:
+                self._fetched.remove(self._fetched_count)
+                self._fetched_count += 1
+            self._on_fetched()

@@ -1,0 +1,400 @@
+"""Batches for a training loop: every sample exactly once an epoch, the same order anywhere, resumable between any two.
+
+``ShardLoader`` says which batches there are, counts those that were returned, and keeps the state; the engine makes
+them.
+"""
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, TypedDict
+
+from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_whole
+from shardkit.loading.batch_memory import BatchMaker
+from shardkit.loading.columnar import Arena, ColumnReader
+from shardkit.loading.engine import Engine, Finished
+from shardkit.loading.rows import RowMaker, RowProcesses, RowThreads
+from shardkit.order.plan import OPEN_BLOCKS, Batches
+from shardkit.order.ranks import find_place
+from shardkit.reading.dataset import ShardDataset
+from shardkit.reading.memory import Buffers, SharedBuffers, keep_freed_memory
+from shardkit.storage.base import format_bytes, parse_bytes
+from shardkit.transforms.apply import FieldFunctions, Transform
+
+STATE_VERSION = 1
+
+_log = logging.getLogger("shardkit")
+
+
+class LoaderState(TypedDict):
+    """Where a loader is: the same on every rank, a few hundred bytes of JSON.
+
+    Attributes:
+        version: Of this format.
+        dataset: The dataset's digest, its selection included.
+        block_samples: How many samples a block has.
+        lanes: How many lanes the order has.
+        shuffle: Whether it is shuffled.
+        seed: Of the order.
+        epoch: The epoch that the next batch belongs to.
+        position: How many samples of it all ranks together have been given.
+    """
+
+    version: int
+    dataset: str
+    block_samples: int
+    lanes: int
+    shuffle: bool
+    seed: int
+    epoch: int
+    position: int
+
+
+class ShardLoader:
+    """Batches of a dataset, for a training loop: shuffled, decoded, transformed, in an order that is always the same.
+
+    Every sample comes exactly once an epoch, over all ranks; every rank has the same number of batches, none of them
+    empty. The order follows from the dataset, ``seed``, the epoch and ``lanes`` alone: not from ranks, workers or time.
+
+    A batch is a dict of the dataset's fields: tensors where the values of all samples are alike (images are uint8,
+    (batch, 3, height, width), with the channels last in memory), else lists; and ``__key__``, the list of the keys.
+
+    Each ``iter()`` is the next epoch, from 0, also if the one before was left early, unless nothing was taken of it.
+    ``state_dict()`` may be called between any two batches, and ``load_state_dict()`` goes on behind the last batch that
+    was returned: with any number of ranks, workers and samples a batch.
+
+    Where several ranks are to get the same samples (those of one tensor-parallel group), give each of them the same
+    ``rank`` and ``world_size``: the group's number and the number of groups.
+
+    Args:
+        dataset: What to load.
+        batch_size: How many samples a batch of this rank has. The last may have fewer; where fewer samples than ranks
+            would remain, they join the batch before, and some ranks get one more.
+        shuffle: Another order every epoch. False for the dataset's own order.
+        seed: Decides the orders.
+        transform: Called with every decoded sample, a dict, and returns what is put into the batch, a dict; or
+            functions for fields, as in ``{"image": function}``, or for several, by a tuple of names. A parameter named
+            ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
+        collate_fn: Makes a batch of a list of what ``transform`` returned instead; whatever it returns is the batch.
+            Called by several threads at a time.
+        num_workers: How many threads or processes decode and transform; by default as many as there are processors.
+            Threads beyond that are started only where those wait, as for a server.
+        worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
+            needs ``if __name__ == "__main__":``, and the transform must be importable.
+        memory: How many bytes of blocks may be held, in bytes or as text: what the order mixes together at a time,
+            and what is fetched ahead. Of a dataset of no more than that each block is read once an epoch.
+        lanes: How many places of the dataset a batch draws from; by default what mixes well in 512 MB over all ranks.
+            Part of the order and of the state. ``shardkit shuffle-report`` shows what it does.
+        drop_last: Leave out the last batch if it is not full.
+        on_error: ``"skip"`` leaves samples that are damaged or cannot be decoded out of their batch, and counts them;
+            the number of batches stays, so one may have few samples, or none. What a transform raises is never
+            skipped.
+        max_skipped: How many samples of an epoch this rank may skip.
+        rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
+        world_size: The number of ranks, likewise.
+
+    Attributes:
+        dataset: What is loaded.
+        batch_size: As given.
+
+    Raises:
+        ArgumentError: An argument is out of range, or ``memory`` is too small for what the order holds open; or while
+            iterating, there are fewer samples than ranks.
+        ShardError: While iterating, a shard is damaged; where its sample would come.
+        CodecError: While iterating, a field cannot be decoded; likewise.
+        SampleError: While iterating, a sample lacks a field; likewise.
+        StateError: While iterating, fewer samples than ranks remain of the epoch that a state is of.
+        TooManySkippedError: While iterating, more than ``max_skipped`` was skipped.
+        WorkerError: While iterating, a worker process died.
+
+    Example:
+        >>> import tempfile, shardkit
+        >>> folder = tempfile.mkdtemp() + "/digits"
+        >>> samples = ({"__key__": f"{i:04d}", "cls": i % 10} for i in range(100))
+        >>> _ = shardkit.pack(samples, folder, progress=False)
+        >>> loader = ShardLoader(shardkit.ShardDataset(folder, fields={"label": "cls"}), batch_size=32)
+        >>> [len(batch["label"]) for batch in loader]
+        [32, 32, 32, 4]
+        >>> len(loader), loader.state_dict()["epoch"], loader.state_dict()["position"]
+        (4, 1, 0)
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a word of its own, and all but the first two are named
+        self,
+        dataset: ShardDataset,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        transform: Callable[..., Any] | FieldFunctions | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int | None = None,
+        worker_type: Literal["thread", "process"] = "thread",
+        memory: int | str = "1GB",
+        lanes: int | None = None,
+        drop_last: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int = 100,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if not isinstance(dataset, ShardDataset):
+            raise ArgumentError(f"dataset is {type(dataset).__name__}, expected ShardDataset('path/of/the/dataset')")
+        if worker_type not in ("thread", "process"):
+            raise ArgumentError(f"worker_type must be 'thread' or 'process', got {worker_type!r}")
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        if collate_fn is not None and not callable(collate_fn):
+            raise ArgumentError(f"collate_fn is {collate_fn!r}, expected a function of a list of samples")
+        self.dataset, processors = dataset, len(os.sched_getaffinity(0))
+        self.batch_size = check_whole("batch_size", batch_size, least=1)
+        self._shuffle = bool(shuffle)
+        self._seed = check_whole("seed", seed)
+        self._lanes = dataset.order(seed=0, epoch=0, lanes=lanes, shuffle=self._shuffle).lanes
+        self._num_workers = check_whole("num_workers", processors if num_workers is None else num_workers, least=1)
+        self._busy_workers = self._num_workers if worker_type == "process" else min(self._num_workers, processors)
+        self._memory = parse_bytes(memory)
+        keep_freed_memory()
+        self._buffers = Buffers(self._memory)
+        self._drop_last, self._skips = bool(drop_last), on_error == "skip"
+        self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
+        self._place = None if rank is None and world_size is None else find_place(rank, world_size)
+        transforms = tuple(one for one in (dataset.transform, Transform.parse(transform)) if one)
+        maker = RowMaker(dataset.selection, dataset.decoder, transforms, self._seed)
+        results = Buffers(self._memory) if worker_type == "thread" else SharedBuffers(self._memory)
+        self._make_batch = BatchMaker(dataset.selection, collate_fn, results)
+        reader = ColumnReader(dataset.selection, dataset.decoder)
+        is_light = not (transforms or collate_fn or dataset.columns) and reader.supports(dataset.manifest.fields)
+        block_samples = dataset.manifest.block_samples
+        self._make_arena = partial(Arena, reader, results, block_samples=block_samples) if is_light else None
+        self._make_rows = RowProcesses(maker, self._num_workers) if worker_type == "process" else RowThreads(maker)
+        # Where the next batch comes from; and which pass is under way there, so that the next one is of the next epoch.
+        # It is a token, and not the pass: that ends when the training loop forgets it.
+        self._epoch = self._position = self._skipped = 0
+        self._pass: object | None = None
+        # A pass of which nothing was taken is no epoch: Lightning makes one to see whether it can.
+        self._is_used = False
+        self._find_batches()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._epoch
+
+    @property
+    def skipped(self) -> int:
+        """How many samples this rank has skipped in the epoch that it began last."""
+        return self._skipped
+
+    def __len__(self) -> int:
+        """Return how many batches the next ``iter()`` has; after ``load_state_dict``, how many are left."""
+        return self._find_batches().count(self._position if self._pass is None else 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_used:
+            self._epoch, self._position = self._epoch + 1, 0
+        batches = self._find_batches()
+        if batches.leaves_ranks_empty(self._position):
+            remain = batches.num_samples - self._position
+            if self._position == 0:
+                raise ArgumentError(
+                    f"the dataset has {remain} samples, fewer than the {batches.world_size} ranks, and no rank may get "
+                    "an empty batch; use fewer ranks, or pass drop_last=True"
+                )
+            raise StateError(
+                f"epoch {self._epoch}: {remain} samples remain, fewer than the {batches.world_size} ranks, and no rank "
+                f"may get an empty batch; finish the epoch on at most {remain} ranks, leave them out with "
+                f"set_epoch({self._epoch + 1}), or pass drop_last=True"
+            )
+        self._pass, self._is_used, self._skipped = object(), False, 0
+        return _Pass(partial(self._count, self._pass), self._engine(batches))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter()`` be this epoch, from its beginning, and those after it the following ones.
+
+        It is not needed: each ``iter()`` is the next epoch anyway. If a state of this very epoch was loaded, the next
+        ``iter()`` still goes on there.
+
+        Args:
+            epoch: From 0.
+
+        Raises:
+            ArgumentError: It is negative, or no whole number.
+        """
+        epoch = check_whole("epoch", epoch, least=0)
+        if self._is_used or epoch != self._epoch:
+            self._pass, self._is_used, self._epoch, self._position = None, False, epoch, 0
+
+    def state_dict(self) -> LoaderState:
+        """Return where the loader is: behind the last batch that ``next()`` returned. See ``LoaderState``."""
+        return {
+            "version": STATE_VERSION,
+            "dataset": self.dataset.digest,
+            "block_samples": self.dataset.manifest.block_samples,
+            "lanes": self._lanes,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next ``iter()`` go on where a state was taken.
+
+        The number of ranks, of workers and of samples a batch may have changed since.
+
+        Args:
+            state_dict: What ``state_dict()`` returned, on any rank.
+
+        Raises:
+            StateError: It is of another dataset, selection or order, or is no state. Nothing has changed.
+
+        Example:
+            >>> import tempfile, shardkit
+            >>> folder = tempfile.mkdtemp() + "/digits"
+            >>> _ = shardkit.pack(({"__key__": f"{i}", "cls": i} for i in range(10)), folder, progress=False)
+            >>> loader = ShardLoader(shardkit.ShardDataset(folder), batch_size=3)
+            >>> first = next(iter(loader))
+            >>> state = loader.state_dict()
+            >>> other = ShardLoader(shardkit.ShardDataset(folder), batch_size=5)
+            >>> other.load_state_dict(state)
+            >>> sorted(first["__key__"] + [key for batch in other for key in batch["__key__"]])
+            ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
+        """
+        self._epoch, self._position = self._check_state(state_dict)
+        self._pass, self._is_used = None, False
+
+    def close(self) -> None:
+        """End the worker processes. A later ``iter()`` starts others. Threads end with the iterator that has them."""
+        self._make_rows.close()
+
+    def _check_state(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        if not isinstance(state, Mapping) or "version" not in state:
+            raise StateError(f"{str(state)[:80]!r} is no state of a ShardLoader; pass what state_dict() returned")
+        if state["version"] != STATE_VERSION:
+            raise StateError(
+                f"the state is of version {state['version']!r}, this shardkit reads version {STATE_VERSION}; use the "
+                "shardkit that wrote it until the epoch has ended"
+            )
+        own = self.state_dict()
+        remedies = {
+            "dataset": "open the dataset and the selection (where=, subset) that it was taken with",
+            "block_samples": "the dataset was indexed anew with other blocks; restore its index",
+            "shuffle": "pass shuffle={}",  # before the lanes, of which an order that is not shuffled has one
+            "seed": "pass seed={}",
+            "lanes": "pass lanes={}",
+        }
+        for name, remedy in remedies.items():
+            there, here = state.get(name), own[name]  # type: ignore[literal-required] # all of them are names of it
+            if there != here or type(there) is not type(here):
+                raise StateError(
+                    f"the state has {name} {there!r}, this loader has {here!r}; {remedy.format(there)}, or begin an "
+                    "epoch with set_epoch() instead"
+                )
+        for name, limit in (("epoch", sys.maxsize - 1), ("position", len(self.dataset))):
+            value = state.get(name)
+            if type(value) is not int or not 0 <= value <= limit:
+                raise StateError(f"the state has {name} {value!r}, expected a number from 0 to {limit}; it is damaged")
+        return state["epoch"], state["position"]
+
+    def _find_batches(self) -> Batches:
+        """Return where batches begin and end. Rank and world size are looked for late: a job may join others late."""
+        _, world_size = self._place or find_place()
+        lanes_of_rank = min(self._lanes, -(-self._lanes // world_size) + (self._lanes % world_size > 0))
+        total = self.dataset.block_bytes * self.dataset.num_blocks
+        needed = min(total, OPEN_BLOCKS * lanes_of_rank * self.dataset.block_bytes)
+        if needed > self._memory:
+            raise ArgumentError(
+                f"memory is {format_bytes(self._memory)}, but the order holds {format_bytes(needed)} open on each of "
+                f"{world_size} ranks ({lanes_of_rank} of {self._lanes} lanes, {OPEN_BLOCKS} blocks of "
+                f"{format_bytes(self.dataset.block_bytes)} each); raise memory, or pass fewer lanes, which mix less"
+            )
+        return Batches(len(self.dataset), self.batch_size, world_size, self._drop_last)
+
+    def _engine(self, batches: Batches) -> Engine:
+        return Engine(
+            self.dataset,
+            self.dataset.order(seed=self._seed, epoch=self._epoch, lanes=self._lanes, shuffle=self._shuffle),
+            batches,
+            position=self._position,
+            rank=(self._place or find_place())[0],
+            epoch=self._epoch,
+            make_rows=self._make_rows,
+            make_batch=self._make_batch,
+            make_arena=self._make_arena,
+            skips=self._skips,
+            buffers=self._buffers,
+            num_workers=self._num_workers,
+            busy_workers=self._busy_workers,
+            memory=self._memory,
+        )
+
+    def _count(self, token: object, finished: Finished | None) -> None:
+        """Note what a pass is about to return, None at its end. Of passes that others have followed, nothing is kept.
+
+        Raises:
+            TooManySkippedError: It has skipped too many.
+        """
+        if token is not self._pass:
+            return
+        if finished is None:
+            self._pass, self._is_used, self._epoch, self._position = None, False, self._epoch + 1, 0
+            return
+        self._is_used = True
+        for error in finished.skipped:
+            self._skipped += 1
+            if self._skipped == 1:
+                _log.warning("skipped a sample; others of this epoch are counted without a word: %s", error)
+            if self._skipped > self._max_skipped:
+                raise _too_many(self._epoch, self._skipped, self._max_skipped, error) from error
+        if finished.error is None:
+            self._position = finished.stop
+
+
+class _Pass:
+    """One iteration over a loader. Its threads end when it ends, also by an error, and when nobody refers to it."""
+
+    def __init__(self, count: Callable[[Finished | None], None], engine: Engine) -> None:
+        self._count = count
+        self._engine = engine
+        self._is_over = False
+        self._forgotten = weakref.finalize(self, engine.close, wait=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_over:  # perhaps by an error: then the epoch is not at its end
+            raise StopIteration
+        try:
+            finished = self._engine.next()
+            self._count(finished)
+        except BaseException as error:
+            self._end(wait=not isinstance(error, KeyboardInterrupt))  # a transform may not end
+            raise
+        if finished is None:
+            self._end(wait=True)
+            raise StopIteration
+        if finished.error is not None:
+            self._end(wait=True)
+            raise finished.error
+        return finished.value
+
+    def _end(self, *, wait: bool) -> None:
+        self._is_over = True
+        self._forgotten.detach()
+        self._engine.close(wait=wait)
+
+
+def _too_many(epoch: int, skipped: int, max_skipped: int, error: BaseException) -> TooManySkippedError:
+    at: dict[str, Any] = {}
+    if isinstance(error, ShardkitError):
+        at = {"url": error.url, "offset": error.offset, "key": error.key, "field": error.field}
+    return TooManySkippedError(
+        f"epoch {epoch}: {skipped:,} samples were skipped, expected at most max_skipped={max_skipped:,}; repair the "
+        f"shards or raise it. The last: {error}",
+        **at,
+    )

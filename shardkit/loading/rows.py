@@ -1,0 +1,337 @@
+"""The bytes of a sample -> a row of a batch, here or in another process.
+
+A worker process gets rows' bytes through a pipe, writes what it makes of them into the batch, in memory that it shares
+with its parent, and sends back the rest. That memory has no name and the process has no files, so nothing is left when
+its parent is killed: the pipe ends, and so does it.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+import traceback
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
+from shardkit.hashing import derive, extend
+from shardkit.loading.batch_memory import Column, Slab
+from shardkit.reading.memory import SharedMemory
+from shardkit.sample import FieldSelection, Sample
+from shardkit.transforms.apply import Transform, decode_fields, undecoded_fields, was_undecodable
+from shardkit.transforms.resize import use_one_thread
+from shardkit.transforms.rng import Rng
+
+V = TypeVar("V")
+
+_MAPPED = 16  # batches' memory that a process keeps mapped: more than are made at a time
+_TRANSFORM = 4  # what the keys of transforms are for; the order's have 1 to 3
+
+
+class RawRow(NamedTuple):
+    """A row to be made: a sample's bytes, and its place in the training.
+
+    Attributes:
+        sample: The fields' bytes, with ``__key__`` and ``__url__``; or the error that reading them gave.
+        epoch: The epoch.
+        position: The position in the epoch.
+    """
+
+    sample: Sample | Exception
+    epoch: int
+    position: int
+
+
+class Row(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+        value: What the transforms returned; None if there was an error.
+        error: What went wrong.
+        is_skippable: Whether it went wrong in the sample itself, and not in a transform.
+    """
+
+    value: Any
+    error: BaseException | None = None
+    is_skippable: bool = False
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """Makes rows: picks, decodes, transforms. It can be pickled if the transforms can.
+
+    Attributes:
+        selection: Which fields are picked.
+        decoder: How they are decoded; None keeps bytes.
+        transforms: Called one after the other.
+        seed: With epoch and position, the key of a transform's random numbers.
+    """
+
+    selection: FieldSelection
+    decoder: Decoder | None
+    transforms: tuple[Transform, ...]
+    seed: int
+
+    @cached_property
+    def _undecoded(self) -> frozenset[str]:
+        return undecoded_fields(self.transforms, self.decoder)
+
+    @cached_property
+    def _needs_rng(self) -> bool:
+        return any(transform.needs_rng for transform in self.transforms)
+
+    def __call__(self, raw: RawRow, slab: Slab | None = None, number: int = 0) -> Row:
+        """Return the row, or what went wrong with it. It raises nothing.
+
+        Args:
+            raw: The row to be made.
+            slab: Where it is written, as far as it fits there.
+            number: Which of the slab's rows it is.
+        """
+        if isinstance(raw.sample, Exception):
+            return Row(None, raw.sample, isinstance(raw.sample, ShardError))
+        try:
+            value: Any = decode_fields(raw.sample, self.selection, self.decoder, undecoded=self._undecoded)
+        except (CodecError, SampleError) as error:
+            return Row(None, error, is_skippable=True)
+        except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
+            return Row(None, error)
+        rng = Rng(extend(_epoch_key(self.seed, raw.epoch), raw.position)) if self._needs_rng else None
+        outs = slab.row(number) if slab else None
+        try:
+            for transform in self.transforms:
+                value = transform(value, rng, outs)
+            if slab and outs:
+                value = slab.put(value, outs)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return Row(None, error, is_skippable=was_undecodable(value, error))
+        return Row(value)
+
+
+@lru_cache(16)
+def _epoch_key(seed: int, epoch: int) -> int:
+    """Return what the keys of an epoch's rows begin with."""
+    return derive(seed, epoch, _TRANSFORM)
+
+
+class RowThreads:
+    """Makes rows in the thread that calls it, which is one of many: torch uses no others for it from then on."""
+
+    def __init__(self, maker: RowMaker) -> None:
+        self._maker = maker
+        self._caller = threading.local()
+
+    def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
+        """Return the rows.
+
+        Args:
+            raws: The rows to be made.
+            slab: Where they are written, as far as they fit there.
+            start: The first of the slab's rows.
+        """
+        if not hasattr(self._caller, "is_ready"):
+            use_one_thread()
+            self._caller.is_ready = True
+        return [self._maker(raw, slab, number) for number, raw in enumerate(raws, start)]
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+
+class RowProcesses:
+    """Makes rows in processes, which are started when they are first needed, and kept.
+
+    Args:
+        maker: What makes the rows.
+        count: How many processes there are, and how many threads may call at a time.
+
+    Raises:
+        ArgumentError: The transforms or codecs cannot be pickled.
+    """
+
+    def __init__(self, maker: RowMaker, count: int) -> None:
+        try:
+            self._maker = pickle.dumps(maker)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                f"transform= and the codecs must be picklable for worker_type='process' ({error}); define them at the "
+                "top of a module, or use threads"
+            ) from error
+        self._count = count
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        weakref.finalize(self, _close_all, self._processes)
+
+    def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
+        """Return the rows, made by one of the processes, which writes them where they belong if it can map that memory.
+
+        Args:
+            raws: The rows to be made.
+            slab: Where they are written, in memory of ``SharedBuffers``.
+            start: The first of the slab's rows.
+
+        Raises:
+            WorkerError: The process has died. The next call starts another in its place.
+        """
+        with self._lock:
+            while len(self._processes) < self._count:
+                self._processes.append(_Process(self._maker))
+                self._idle.put(self._processes[-1])
+            idle = self._idle
+        process = idle.get()
+        try:
+            rows = process.make(raws, slab, start)
+        except WorkerError:
+            with self._lock, contextlib.suppress(ValueError):  # all were closed meanwhile
+                self._processes.remove(process)
+            process.close()
+            raise
+        idle.put(process)
+        return rows
+
+    def close(self) -> None:
+        """End the processes. What they are at is dropped."""
+        with self._lock:
+            self._idle = SimpleQueue()
+            _close_all(self._processes)
+
+
+class _Process:
+    """A process that makes rows, for one thread at a time."""
+
+    def __init__(self, maker: bytes) -> None:
+        context = get_context("spawn")  # a fork would inherit other threads' locks
+        self._is_used = threading.Lock()
+        self._mapped: OrderedDict[int, None] = OrderedDict()  # memory that the process has mapped, as _serve notes it
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, maker), name="shardkit-rows", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def make(self, raws: Sequence[RawRow], slab: Slab | None, start: int) -> list[Row]:
+        sendable = [_sendable(raw) for raw in raws]
+        shared = slab.shared if slab else None
+        with self._is_used:
+            try:
+                if slab and shared:
+                    is_new = _note(self._mapped, shared.number, None)
+                    self._connection.send((sendable, _Place(slab.columns, slab.rows, start, shared.number, is_new)))
+                    if is_new:
+                        send_handle(self._connection, shared.descriptor, self._process.pid)
+                else:
+                    self._connection.send((sendable, None))
+                rows: list[Row] = self._connection.recv()
+            except (EOFError, OSError) as error:
+                raise WorkerError(
+                    f"a worker process has died ({self._how()}); see above for its own message. If memory ran out, use "
+                    "fewer workers; a script that starts processes needs if __name__ == '__main__':"
+                ) from error
+            return rows
+
+    def _how(self) -> str:
+        self._process.join(5)
+        code = self._process.exitcode
+        return "its pipe was closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """End the process. What it was at is dropped."""
+        is_idle = self._is_used.acquire(timeout=1)
+        if not is_idle:  # a transform that does not end; the thread that waits for it now gets an error
+            self._process.kill()
+            self._is_used.acquire()
+        self._connection.close()
+        self._process.join()
+        self._is_used.release()
+
+
+def _close_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().close()
+
+
+def _sendable(raw: RawRow) -> RawRow:
+    if isinstance(raw.sample, Exception):
+        return raw
+    return raw._replace(sample={name: bytes(v) if isinstance(v, memoryview) else v for name, v in raw.sample.items()})
+
+
+class _Place(NamedTuple):
+    """Where a process is to write rows: what makes the slab, and in which memory it is."""
+
+    columns: Mapping[str, Column]
+    rows: int
+    start: int
+    memory: int
+    is_new: bool
+
+
+def _note(mapped: "OrderedDict[int, V]", number: int, value: V) -> bool:
+    """Note that memory is used, and forget what was not for long; return whether it is new. Both sides do the same."""
+    is_new = number not in mapped
+    if is_new:
+        mapped[number] = value
+        if len(mapped) > _MAPPED:
+            mapped.popitem(last=False)
+    else:
+        mapped.move_to_end(number)
+    return is_new
+
+
+def _slab(connection: Connection, place: _Place, mapped: OrderedDict[int, SharedMemory]) -> Slab:
+    """Return the slab that is in memory of the parent's."""
+    import torch
+
+    if place.is_new:
+        descriptor = recv_handle(connection)
+        _note(mapped, place.memory, SharedMemory(descriptor, os.fstat(descriptor).st_size, 0))
+    else:
+        mapped.move_to_end(place.memory)
+    memory = torch.frombuffer(mapped[place.memory], dtype=torch.uint8)
+    return Slab(place.columns, place.rows, memory)
+
+
+def _serve(connection: Connection, pickled: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
+    import torch
+
+    torch.set_num_threads(1)  # one process is one worker
+    make = RowThreads(pickle.loads(pickled))  # noqa: S301 - what the parent pickled
+    mapped: OrderedDict[int, SharedMemory] = OrderedDict()
+    while True:
+        try:
+            raws, place = connection.recv()
+            slab = _slab(connection, place, mapped) if place else None
+        except (EOFError, OSError):
+            os._exit(0)
+        rows = make(raws, slab, place.start if place else 0)
+        del slab
+        try:
+            message = pickle.dumps(rows, protocol=5)
+        except Exception:  # noqa: BLE001 - a value or an error cannot be pickled
+            message = pickle.dumps([_picklable(row) for row in rows], protocol=5)
+        try:
+            connection.send_bytes(message)
+        except OSError:
+            os._exit(0)
+
+
+def _picklable(row: Row) -> Row:
+    try:
+        pickle.loads(pickle.dumps(row))  # noqa: S301 - our own; some errors can be pickled and not unpickled
+    except Exception as cause:  # noqa: BLE001 - whatever it is, it cannot be sent
+        if row.error is None:
+            return Row(None, WorkerError(f"what transform= returned cannot be sent between processes: {cause}"))
+        text = "".join(traceback.format_exception(row.error))
+        return Row(None, WorkerError(f"a worker process raised an error that cannot be sent: {text}"))
+    return row

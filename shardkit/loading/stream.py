@@ -1,0 +1,336 @@
+"""Shards -> samples for training, forward only: shuffled by shard and in a buffer, decoded, transformed, batched."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import islice
+from os import PathLike
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from torch import Tensor, distributed, uint8
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from shardkit.codecs.images import IMAGE_FIELDS
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import ArgumentError, CodecError, SampleError, check_whole
+from shardkit.hashing import derive, hash_key, mix64_array, shuffled
+from shardkit.loading.epochs import Pass, SharedEpochs, Skipped, Skipper
+from shardkit.order.ranks import check_place, find_place
+from shardkit.reading.forward import ShardLocation, find_shards, read_shard
+from shardkit.sample import KEY, URL, FieldSelection, Sample
+from shardkit.storage.base import STDIN
+from shardkit.transforms.apply import (
+    FieldFunctions,
+    Transform,
+    decode_fields,
+    parse_decode,
+    undecoded_fields,
+    was_undecodable,
+)
+from shardkit.transforms.rng import Rng
+
+T = TypeVar("T")
+
+# What a key is for, so that no two choices of an epoch are made by the same numbers.
+_SHARDS, _BUFFER, _REST, _TRANSFORM = 1, 2, 3, 4
+_DRAWS = 1024
+
+
+class StreamWarning(UserWarning):
+    """Something that a stream cannot promise, and that whoever trains should know."""
+
+
+class ShardStream(IterableDataset[Any]):
+    """Stream the samples of shards, strictly forward, for a training loop or a ``DataLoader``.
+
+    Every shard is read by exactly one DataLoader worker of one rank, so every sample comes exactly once an epoch. Every
+    iteration is the next epoch and has another order; the same seed, epoch, ranks and workers give the same order
+    again. A damaged shard is an error, never a shorter one.
+
+    Workers that have no shard end at once, so give at least ``world_size * num_workers`` shards. Ranks do not have
+    equally many batches. There is no ``len()``: how many samples a worker has depends on which shards it is dealt, and
+    torch would take a wrong length for a promise; ``num_samples`` says how many there are in all, if a manifest does.
+
+    In a ``DataLoader`` either leave the batches to it (``batch_size=32`` there), or make them here and pass it
+    ``batch_size=None``, which sends whole batches between processes and is quicker.
+
+    Args:
+        urls: A dataset's folder, shards, brace patterns, wildcards, ``-`` for standard input (without workers), or a
+            list of these. Only a folder with a manifest is compared with its index, so that changed data is noticed.
+        fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
+            new names, alternatives, and ``?`` for None where there is none. Others are not kept or decoded, and large
+            ones not read from uncompressed local files.
+        decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
+        shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
+            other.
+        seed: The orders' key.
+        buffer_size: How many undecoded samples are mixed. The first sample comes when so many have been read.
+        open_shards: How many shards at a time are read in turns into the buffer, so that it does not hold one part of
+            one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
+            spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
+        transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
+            like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
+            of a dict. An image transform decodes what it is given. A parameter named ``rng`` gets an ``Rng`` keyed by
+            seed, epoch and the sample's key. Its errors are never skipped.
+        batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
+            one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with the
+            channels last in memory. By default, single samples.
+        drop_last: Leave out the last batch of a worker if it is not full.
+        on_error: ``"skip"`` leaves out samples with a field that is missing or cannot be decoded, and the rest of
+            shards that are damaged, with a line in the log for each shard. Files that are missing or cannot be read
+            are always errors.
+        max_skipped: How many samples and shards together an epoch may leave out, over all workers of this rank.
+        rank: This process's number, by default torch.distributed's if it is initialised, else torchrun's ``RANK``,
+            else 0.
+        world_size: The number of ranks, found likewise.
+        allow_any_url: Let a manifest name shards outside its folder, as ``shardkit index --out`` makes them.
+        storage_options: Passed to the storage.
+
+    Attributes:
+        num_samples: How many samples all ranks have together; None if a shard has no manifest.
+
+    Raises:
+        ArgumentError: An argument is out of range, or only one of rank and world_size is known.
+        DatasetError: There are no shards, or a manifest is not usable. While iterating, an index is not.
+        ShardError: While iterating, a shard is damaged.
+        CodecError: While iterating, a field cannot be decoded.
+        SampleError: While iterating, a sample lacks a field.
+        TooManySkippedError: While iterating, more than ``max_skipped`` was left out.
+
+    Example:
+        >>> import io, pathlib, tempfile
+        >>> from shardkit.format.tar import END_OF_ARCHIVE, member_header, padding
+        >>> shard = pathlib.Path(tempfile.mkdtemp(), "digits.tar")
+        >>> _ = shard.write_bytes(member_header("0001.cls", 1) + b"7" + bytes(padding(1)) + END_OF_ARCHIVE)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", StreamWarning)  # there is no index
+        ...     stream = ShardStream(shard, fields={"label": "cls"})
+        >>> [(sample["__key__"], sample["label"]) for sample in stream]
+        [('0001', 7)]
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a word of its own, and all but the first are named
+        self,
+        urls: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        fields: Sequence[str] | Mapping[str, str] | None = None,
+        decode: bool | Decoder = True,
+        shuffle: bool = True,
+        seed: int = 0,
+        buffer_size: int = 1000,
+        open_shards: int = 4,
+        transform: Callable[..., Any] | FieldFunctions | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int = 100,
+        rank: int | None = None,
+        world_size: int | None = None,
+        allow_any_url: bool = False,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        self._place = None if rank is None and world_size is None else check_place(rank, world_size)
+        self._selection = FieldSelection.parse(fields)
+        self._decoder = parse_decode(decode)
+        self._shuffle = shuffle
+        self._seed = check_whole("seed", seed)
+        self._buffer_size = check_whole("buffer_size", buffer_size, least=1)
+        self._open_shards = check_whole("open_shards", open_shards, least=1)
+        self._transform = Transform.parse(transform)
+        self._undecoded = undecoded_fields([self._transform], self._decoder)
+        self._batch_size = None if batch_size is None else check_whole("batch_size", batch_size, least=1)
+        self._drop_last = drop_last
+        self._skips = on_error == "skip"
+        self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
+        self._storage_options = storage_options
+        self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
+        self._epochs = SharedEpochs()
+        self._has_stdin = any(location.url == STDIN for location in self._shards)
+        #: of the loader that this worker process belongs to, and how often it, or else this process, has iterated
+        self._worker_seed: int | None = None
+        self._iterations = 0
+        counts = [None if location.shard is None else location.shard.samples for location in self._shards]
+        self.num_samples = None if None in counts else sum(count or 0 for count in counts)
+        self._warn()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, and those after it the following ones.
+
+        It is not needed: every iteration is the next epoch anyway. An epoch that was set again is the same again.
+
+        Args:
+            epoch: From 0.
+
+        Raises:
+            ArgumentError: It is negative, or no whole number.
+        """
+        self._epochs.set_next(check_whole("epoch", epoch, least=0))
+
+    @property
+    def skipped(self) -> Skipped:
+        """The samples and shards left out so far in the epoch that began last, over all workers of this rank."""
+        return self._epochs.skipped
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: torch calls it in every worker that starts, and only so does every worker join its pass.
+        worker = get_worker_info()
+        if self._has_stdin and self._iterations:
+            raise ArgumentError("standard input can be read once, and was; for more epochs, write it to a file first")
+        if worker is None:
+            self._iterations += 1
+            current, number, workers = self._epochs.begin(), 0, 1
+        else:
+            if self._has_stdin:
+                raise ArgumentError("standard input cannot be shared by worker processes; pass num_workers=0")
+            base = worker.seed - worker.id  # the same for all workers of a loader
+            self._iterations = self._iterations + 1 if base == self._worker_seed else 1
+            self._worker_seed = base
+            number, workers = worker.id, worker.num_workers
+            current = self._epochs.begin(derive(base, self._iterations, workers), number)
+        rank, world_size = self._find_place()
+        shards = [self._shards[i] for i in self._shard_order(current.epoch)[rank::world_size][number::workers]]
+        key = derive(self._seed, current.epoch, _BUFFER, rank, number)
+        return self._run(shards, current, key)
+
+    def _shard_order(self, epoch: int) -> Sequence[int]:
+        if not self._shuffle:
+            return range(len(self._shards))
+        order: list[int] = shuffled(len(self._shards), key=derive(self._seed, epoch, _SHARDS)).tolist()
+        return order
+
+    def _run(self, shards: list[ShardLocation], current: Pass, key: int) -> Iterator[Any]:
+        skipper = Skipper(self._epochs, current, self._max_skipped) if self._skips else None
+        samples = _interleave(
+            (self._read(shard, skipper) for shard in shards), self._open_shards if self._shuffle else 1
+        )
+        if self._shuffle:
+            samples = _mix(samples, self._buffer_size, key)
+        if self._selection.wanted or self._decoder or self._transform:
+            samples = self._made(samples, derive(self._seed, current.epoch, _TRANSFORM), skipper)
+        if self._batch_size is None:
+            return samples
+        return map(self._channels_first, _batches(samples, self._batch_size, drop_last=self._drop_last))
+
+    def _channels_first(self, batch: Any) -> Any:
+        """Show batches of images as networks take them; in memory, the channels stay last."""
+        for name, value in batch.items() if isinstance(batch, dict) else ():
+            fields = self._selection.wanted.get(name, (name,))
+            images = all(field.rpartition(".")[2] in IMAGE_FIELDS for field in fields)
+            if images and isinstance(value, Tensor) and value.dtype == uint8 and value.shape[3:] == (3,):
+                batch[name] = value.permute(0, 3, 1, 2)
+        return batch
+
+    def _read(self, shard: ShardLocation, skipper: "Skipper | None") -> Generator[Sample, None, None]:
+        samples = read_shard(shard, selection=self._selection, storage_options=self._storage_options)
+        return samples if skipper is None else skipper.without_damage(samples, shard.url)
+
+    def _made(self, samples: Iterator[Sample], key: int, skipper: "Skipper | None") -> Iterator[Any]:
+        """Decode and transform."""
+        for sample in samples:
+            value: Any = None
+            try:
+                value = decode_fields(sample, self._selection, self._decoder, undecoded=self._undecoded)
+            except (CodecError, SampleError) as error:
+                if skipper is None:
+                    raise
+                skipper.skip_sample(sample[URL], error)
+                continue
+            try:
+                if self._transform:
+                    rng = Rng(derive(key, hash_key(sample[KEY]))) if self._transform.needs_rng else None
+                    value = self._transform(value, rng)
+            except CodecError as error:
+                if skipper is None or not was_undecodable(value, error):
+                    raise
+                skipper.skip_sample(sample[URL], error)
+                continue
+            yield value
+
+    def _find_place(self) -> tuple[int, int]:
+        """Return rank and world size. They are looked for late, as torch.distributed may be initialised late."""
+        return find_place() if self._place is None else self._place
+
+    def _warn(self) -> None:
+        _, world_size = self._find_place()
+        if world_size > 1:
+            _warn_user(
+                f"ShardStream deals whole shards to {world_size} ranks, so they have different numbers of batches. "
+                "What waits for all ranks at every step, as DistributedDataParallel does, hangs at an epoch's end; "
+                "stop all ranks after a number of batches that each of them has"
+            )
+        if self.num_samples is None:
+            _warn_user(
+                "these shards are read without an index: cut shards are noticed, changed data is not, and there is no "
+                "exact resuming. 'shardkit index FOLDER' makes one; then give the folder instead of its shards"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has the environment of its rank, but not its torch.distributed.
+        is_rank = distributed.is_available() and distributed.is_initialized()
+        return {**self.__dict__, "_place": self._find_place() if is_rank else self._place}
+
+
+def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> Iterator[T]:
+    """Yield from so many sources in turns; one that ends makes place for the next."""
+    active = list(islice(sources, at_once))
+    try:
+        while active:
+            if len(active) == 1:
+                yield from active[0]
+                active = list(islice(sources, 1))
+                continue
+            for source in tuple(active):
+                try:
+                    yield next(source)
+                except StopIteration:
+                    position = active.index(source)
+                    active[position : position + 1] = islice(sources, 1)
+    finally:
+        for source in active:
+            source.close()
+
+
+def _mix(samples: Iterator[T], buffer_size: int, key: int) -> Iterator[T]:
+    """Yield all samples, each from a random place of a full buffer, whose rest comes in a random order at the end."""
+    buffer = list(islice(samples, buffer_size))
+    places = _draws(buffer_size, key)
+    for sample, place in zip(samples, places, strict=False):
+        yield buffer[place]
+        buffer[place] = sample
+    for place in shuffled(len(buffer), key=derive(key, _REST)).tolist():
+        yield buffer[place]
+
+
+def _draws(below: int, key: int) -> Iterator[int]:
+    """Yield numbers in [0, below) without end, the same for the same key."""
+    start = np.uint64(0)
+    while True:
+        numbers = mix64_array(mix64_array(np.arange(_DRAWS, dtype=np.uint64) + start) ^ np.uint64(key))
+        yield from (((numbers >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).tolist()
+        start += np.uint64(_DRAWS)
+
+
+def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[Any]:
+    while batch := list(islice(samples, batch_size)):
+        if drop_last and len(batch) < batch_size:
+            return
+        try:
+            collated = default_collate(batch)
+        except (RuntimeError, TypeError, KeyError) as error:
+            error.add_note(
+                "The samples of a batch must have the same fields, of equal shapes and not None: bring them into one "
+                "shape with transform=, or leave batch_size out and give the DataLoader a collate_fn"
+            )
+            raise
+        yield collated
+
+
+def _warn_user(message: str) -> None:
+    """Warn at the line outside of shardkit that led here."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("shardkit."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, StreamWarning, stacklevel=level)

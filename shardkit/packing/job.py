@@ -1,0 +1,363 @@
+"""A source -> a dataset: shuffled, levelled, split, resumable.
+
+Where the sizes are known the plan is made at once; else the samples go once through a spill on disk. The plan says
+which sample goes into which shard, so that a shard is a task of its own that gives the same bytes wherever and
+whenever it is done.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from shardkit.codecs.compress import Compression, parse_compression
+from shardkit.errors import ArgumentError, ShardkitError, SourceError, StorageError, WorkerError, check_whole
+from shardkit.format.columns import Column, ColumnMaker
+from shardkit.format.index import choose_block_samples
+from shardkit.format.manifest import Manifest, read_manifest
+from shardkit.format.shard_writer import WrittenShard, choose_compression, encode_sample
+from shardkit.format.tar import END_OF_ARCHIVE
+from shardkit.hashing import Permutation, derive
+from shardkit.packing.lock import exclusive
+from shardkit.packing.plan import ShardPlan, assign_splits, check_splits, plan_shards
+from shardkit.packing.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
+from shardkit.packing.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segments
+from shardkit.packing.target import Request, Target, check_apart, describe_transform, refuse_dataset
+from shardkit.packing.tasks import ShardTask, SpillTask
+from shardkit.packing.workers import Workers
+from shardkit.packing.writer import (
+    assemble_manifest,
+    check_shard_samples,
+    check_unique,
+    clean_destination,
+    dataset_name,
+    publish_manifest,
+    shard_stem,
+    too_large,
+)
+from shardkit.progress import track
+from shardkit.sources.folders import ListedSource
+from shardkit.sources.shards import ShardSource
+from shardkit.storage.base import join, parse_bytes
+from shardkit.storage.local import working_folder
+from shardkit.storage.registry import storage_for
+
+T = TypeVar("T")
+
+PLAN_VERSION = 1
+_NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping)  # though some can be iterated over
+_SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
+_CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
+_CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
+
+
+class _Pack:
+    """One call of ``pack``."""
+
+    def __init__(
+        self,
+        source: ListedSource | Iterable[Mapping[str, Any]],
+        folder: str,
+        request: Request,
+        workers: Workers,
+        *,
+        storage_options: Mapping[str, object] | None,
+        progress: bool,
+    ) -> None:
+        self._source = (source.listed() or source) if isinstance(source, ShardSource) else source
+        self._folder = folder
+        self._storage_options = storage_options
+        self._storage = storage_for(folder, storage_options)
+        self._request = request
+        self._described = {"version": PLAN_VERSION, "source": type(source).__name__, **request.describe()}
+        self._workers = workers
+        self._progress = progress
+        self._fingerprint = ""  # of a listed source
+        names = list(request.splits) if request.splits is not None else []
+        self._targets = {n: Target(self._storage, join(folder, n), self._described) for n in names} or {
+            dataset_name(folder): Target(self._storage, folder, self._described)
+        }
+
+    def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
+        check_apart(self._source, [target.folder for target in self._targets.values()])
+        with exclusive([self._folder, *(target.folder for target in self._targets.values())]):
+            return self._run(resume=resume, overwrite=overwrite)
+
+    def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
+        if self._request.splits is not None:
+            refuse_dataset(self._storage, self._folder)
+        for target in self._targets.values():
+            target.claim(resume=resume, overwrite=overwrite)
+        listed = isinstance(self._source, ListedSource)
+        if isinstance(self._source, ListedSource):
+            self._fingerprint = self._source.fingerprint()
+            for target in self._targets.values():
+                target.check_source(self._fingerprint)
+        if not (listed and all(target.is_finished for target in self._targets.values())):
+            spill = working_folder(self._folder) / SPILL_NAME
+            if overwrite or not resume:
+                shutil.rmtree(spill, ignore_errors=True)
+            try:
+                self._write(self._records(str(spill)), spill)
+            except BaseException as error:
+                unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError | StorageError)
+                if not listed or unusable:  # the next call could do nothing with it
+                    shutil.rmtree(spill, ignore_errors=True)
+                raise
+        return {
+            name: read_manifest(target.folder, storage_options=self._storage_options)
+            for name, target in self._targets.items()
+        }
+
+    def _records(self, spill: str) -> Records:
+        source, transform = self._source, self._request.transform
+        if isinstance(source, ListedSource) and transform is None:
+            return ListedRecords(source, self._fingerprint)
+        for target in self._targets.values():
+            target.announce()
+        if isinstance(source, ListedSource):
+            return Spill(self._spill_listed(source, spill))
+        samples: Iterable[Mapping[str, Any]] = source if transform is None else transform.of_all(source)
+        with track("reading", total=None, enabled=self._progress) as advance:
+            encoded = _counted((encode_sample(s) for s in samples), advance)
+            return Spill(list(write_segments(spill, encoded, shard_bytes=self._request.shard_bytes)))
+
+    def _spill_listed(self, source: ListedSource, spill: str) -> list[Segment]:
+        """Encode a listed source with a transform, in parallel; segments that an earlier call finished are kept."""
+        transform = self._request.transform
+        whole = f"{self._fingerprint} {describe_transform(transform)}"
+        urls = [segment_url(spill, number) for number in range(-(-len(source) // _SPILL_SAMPLES))]
+        segments: dict[str, Segment] = {}
+        tasks = []
+        for number, url in enumerate(urls):
+            fingerprint = hashlib.sha256(f"{whole} {number} {_SPILL_SAMPLES}".encode()).hexdigest()
+            earlier = read_segment(url)
+            if earlier is not None and earlier.fingerprint == fingerprint:
+                segments[url] = earlier
+            else:
+                start = number * _SPILL_SAMPLES
+                part = source.take(range(start, min(start + _SPILL_SAMPLES, len(source))))
+                tasks.append(SpillTask(url, ListedPart(part, transform), self._request.shard_bytes, fingerprint))
+        with (
+            track("transforming", total=len(source), enabled=self._progress) as advance,
+            closing(self._workers.run(tasks)) as results,
+        ):
+            for segment in results:
+                segments[segment.url] = segment
+                advance(len(segment.samples))
+        return [segments[url] for url in urls]
+
+    def _check(self, records: Records) -> None:
+        if not len(records.hashes):
+            raise SourceError("the source has no samples; nothing was written")
+        largest = int(records.tar_sizes.argmax())
+        if records.tar_sizes[largest] > self._capacity:
+            raise too_large(records.key(largest), int(records.tar_sizes[largest]), self._request.shard_bytes)
+        check_unique(records.hashes, lambda: (records.key(i) for i in range(len(records.hashes))))
+
+    def _fields(self, records: Records) -> Iterator[list[str]]:
+        if isinstance(self._source, ListedSource) and isinstance(records, ListedRecords):  # without reading them
+            return ([field for field, _ in self._source.sizes(i)] for i in range(len(self._source)))
+        return ([field for field, _ in sample.members] for sample in records.take(np.arange(len(records.hashes))))
+
+    @property
+    def _capacity(self) -> int:
+        return self._request.shard_bytes - len(END_OF_ARCHIVE)
+
+    def _write(self, records: Records, spill: Path) -> None:
+        request = self._request
+        self._check(records)
+        columns = ColumnMaker(request.columns)
+        columns.check_fields(self._fields(records))
+        compression = self._choose_compression(records)
+        plans = self._plan(records)
+        described = json.dumps([self._described, records.digest], sort_keys=True)
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        packed = {"request": self._described, "plan": digest, "compression": _spelled(compression)}
+        if self._fingerprint:
+            packed["source"] = self._fingerprint
+        for target in self._targets.values():
+            target.begin(packed)
+        unfinished = {name: target for name, target in self._targets.items() if not target.is_finished}
+        done: dict[str, WrittenShard] = {}
+        sizes = {
+            name: choose_block_samples(len(plan.order), int(records.tar_sizes[plan.order].sum()), request.block_bytes)
+            for name, plan in plans.items()
+        }
+
+        def tasks() -> Iterator[ShardTask]:
+            for name, target in unfinished.items():
+                stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
+                left = target.clean({stem + suffix for stem in stems for suffix in (".parquet", compression.suffix)})
+                for number, stem in enumerate(stems):
+                    earlier = target.finished_shard(stem, compression, digest) if f"{stem}.parquet" in left else None
+                    if earlier is not None:
+                        done[earlier.shard.url] = earlier
+                        advance(earlier.shard.samples)
+                        continue
+                    samples = records.take(plans[name].positions(number))
+                    yield ShardTask(
+                        self._storage, target.folder, stem, samples, compression, sizes[name], columns, digest
+                    )
+
+        total = sum(len(plans[name].order) for name in unfinished)
+        with (
+            track("packing", total=total, enabled=self._progress) as advance,
+            closing(self._workers.run(tasks())) as results,
+        ):
+            for written in results:
+                done[written.shard.url] = written
+                advance(written.shard.samples)
+        shutil.rmtree(spill, ignore_errors=True)  # before a manifest says that there is nothing more to do
+        for name, target in unfinished.items():
+            stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
+            manifest = assemble_manifest(
+                [done[stem + compression.suffix] for stem in stems],
+                block_samples=sizes[name],
+                classes=getattr(self._source, "classes", ()),
+                packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
+                url=target.folder,
+            )
+            publish_manifest(self._storage, target.folder, manifest)
+
+    def _plan(self, records: Records) -> dict[str, ShardPlan]:
+        request = self._request
+        parts = {next(iter(self._targets)): np.arange(len(records.hashes), dtype=np.int64)}
+        if request.splits is not None:
+            parts = assign_splits(records.hashes, request.splits, request.split_by, records.key)
+        return {
+            name: plan_shards(
+                positions,
+                records.tar_sizes,
+                capacity=self._capacity,
+                shard_samples=request.shard_samples,
+                seed=request.seed,
+            )
+            for name, positions in parts.items()
+        }
+
+    def _choose_compression(self, records: Records) -> Compression:
+        if self._request.compression != "auto":
+            return parse_compression(self._request.compression)
+        count = len(records.hashes)
+        some = Permutation(count, key=derive(_CHOICE_DOMAIN)).forward(np.arange(min(count, _CHOICE_SAMPLES)))
+        return choose_compression(data for sample in records.take(some) for _, data in sample.members)
+
+
+def _counted(samples: Iterable[T], advance: Callable[[int], None]) -> Iterator[T]:
+    for sample in samples:
+        yield sample
+        advance(1)
+
+
+def _spelled(compression: Compression) -> str:
+    return f"{compression.name}:{compression.level}" if compression.level else compression.name
+
+
+def pack(  # noqa: PLR0913 - one call that says it all; each has a default
+    source: ListedSource | Iterable[Mapping[str, Any]],
+    destination: str | os.PathLike[str],
+    *,
+    shard_bytes: int | str = "256MB",
+    shard_samples: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    compression: str = "auto",
+    block_bytes: int | str = "1MB",
+    columns: Mapping[str, Column] | None = None,
+    splits: Mapping[str, float] | None = None,
+    split_by: Callable[[str], str] | None = None,
+    transform: SampleFunction | None = None,
+    num_workers: int | None = None,
+    worker_type: Literal["thread", "process"] = "thread",
+    executor: Executor | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    progress: bool = True,
+    storage_options: Mapping[str, object] | None = None,
+) -> dict[str, Manifest]:
+    """Pack samples into shuffled shards of equal size, and publish them as a dataset, or as one dataset per split.
+
+    Every sample is written exactly once. The order is a keyed permutation of all samples, decided by ``seed``; memory
+    stays bounded. The same source and arguments give the same bytes, whatever does the work. Nothing incomplete ever
+    has a final name; a manifest comes last. After a crash, a full disk or Ctrl-C, the same call goes on where it
+    stopped; where the samples come from a plain iterable or a transform, they are gone through again first, and only
+    shards that are missing are written.
+
+    Args:
+        source: An ``ImageFolder``, a ``FileFolder``, a ``ShardSource``, or any iterable of samples: dicts with
+            ``__key__`` and fields, whose values are bytes, text, or what the field's codec encodes.
+        destination: The dataset's folder; with ``splits``, the folder of the datasets' folders.
+        shard_bytes: The most that a shard may have, uncompressed, headers and padding included. The shards are
+            levelled below it.
+        shard_samples: The most samples that a shard may have.
+        shuffle: False keeps the source's order.
+        seed: Decides the order, and the random numbers of a transform.
+        compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; ``"auto"`` takes zst if the
+            payload shrinks by a tenth or more, else none.
+        block_bytes: About how large a block is to be: the unit of reading in training.
+        columns: Values to promote into the index: a field's name, or a function of the sample.
+        splits: Shares that add up to 1, for example ``{"train": 0.9, "val": 0.1}``. A sample's split depends on its
+            key alone.
+        split_by: Gives from the key what decides the split instead, so that what belongs together stays together.
+        transform: Called with each sample before it is written; returns it, changed or not, or None to leave it out.
+            Or for single fields a mapping like ``{"jpg": function}``, which leaves None as it is. Values are as the
+            source has them: bytes, if they come from files or shards. A parameter named ``rng`` gets an ``Rng`` keyed
+            by seed and the sample's key.
+        num_workers: How many shards are written at the same time; None for one a processor.
+        worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
+            then).
+        executor: Writes the shards instead of workers of our own; what it reaches must see the source and the
+            destination.
+        resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
+            anew.
+        overwrite: Replace another dataset that is in the way.
+        progress: Show a bar on standard error, if that is a terminal.
+        storage_options: Passed to the destination's storage. A shard for another place waits in ``TMPDIR`` until it is
+            whole.
+
+    Returns:
+        The manifests, by split; without ``splits``, one under the destination's name.
+
+    Raises:
+        DatasetExistsError: Another dataset is in the way, or what an unfinished pack with other arguments or another
+            source left. Nothing was changed.
+        SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
+            shard was written.
+        SourceError: The source is empty, or changed while it was read.
+        WorkerError: A worker process died. The same call goes on from there.
+        ArgumentError: A column names a field that no sample has. No shard was written.
+        OSError: A file could not be read or written. The same call goes on from there.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> samples = ({"__key__": f"{i:04d}", "cls": i % 10} for i in range(100))
+        >>> pack(samples, f"{folder}/digits", splits={"train": 0.8, "val": 0.2})["train"].num_samples
+        91
+    """
+    seed = check_whole("seed", seed)
+    request = Request(
+        shard_bytes=parse_bytes(shard_bytes),
+        shard_samples=check_shard_samples(shard_samples),
+        seed=seed if shuffle else None,
+        compression=compression if compression == "auto" else _spelled(parse_compression(compression)),
+        block_bytes=parse_bytes(block_bytes),
+        columns=ColumnMaker(columns).columns,
+        splits=check_splits(splits),
+        split_by=split_by,
+        transform=None if transform is None else SampleTransform(transform, seed=seed),
+    )
+    if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
+        raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")
+    workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
+    folder = clean_destination(destination)
+    job = _Pack(source, folder, request, workers, storage_options=storage_options, progress=progress)
+    return job.run(resume=resume, overwrite=overwrite)

@@ -1,0 +1,74 @@
+"""One pack at a time in a folder."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from shardkit.errors import DatasetExistsError
+from shardkit.storage.base import LOCK_NAME
+from shardkit.storage.local import working_folder
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
+
+
+@contextmanager
+def exclusive(folders: Iterable[str]) -> Iterator[None]:
+    """Keep other packs out of folders while the context lasts. What is killed keeps nobody out.
+
+    The folders are made if need be, and taken away again if they stay empty. Of folders in another place it keeps the
+    packs of this machine and user out; those of others are told by what stands there that it is unfinished.
+
+    Raises:
+        DatasetExistsError: Another process, or another thread, is packing there.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with exclusive([folder]):
+        ...     with exclusive([folder]):  # doctest: +ELLIPSIS
+        ...         pass
+        Traceback (most recent call last):
+        shardkit.errors.DatasetExistsError: ...: is being packed by another process; wait for it, ...
+    """
+    with ExitStack() as stack:
+        for folder in dict.fromkeys(folders):
+            stack.enter_context(_lock(working_folder(folder), folder))
+        yield
+
+
+@contextmanager
+def _lock(folder: Path, url: str) -> Iterator[None]:
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK_NAME
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if not _take(descriptor, path):
+            raise DatasetExistsError(
+                f"{url}: is being packed by another process; wait for it, or choose another folder", url=url
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it is not empty
+                for parent in made:
+                    parent.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its holder may have taken it away between our opening and our locking, and another one made it anew.
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return True

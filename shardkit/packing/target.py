@@ -1,0 +1,219 @@
+"""What a pack writes down of itself, so that the same call goes on with it and another one keeps off."""
+
+import hashlib
+import json
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from shardkit.codecs.compress import Compression
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError
+from shardkit.format.columns import Column
+from shardkit.format.index import read_index
+from shardkit.format.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
+from shardkit.format.shard_writer import WrittenShard, written_shard
+from shardkit.packing.records import SampleFunction, SampleTransform
+from shardkit.packing.writer import check_folder, delete_others, prepare_folder
+from shardkit.storage.base import Storage, is_remote, join
+from shardkit.storage.local import remove_temporary_files
+
+_OTHER_SOURCE = "the source: samples were added, removed or changed since"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; all that decides the bytes, beside the source."""
+
+    shard_bytes: int
+    shard_samples: int | None
+    seed: int | None
+    compression: str
+    block_bytes: int
+    columns: Mapping[str, Column]
+    splits: Mapping[str, float] | None
+    split_by: Callable[[str], str] | None
+    transform: SampleTransform | None
+
+    def __post_init__(self) -> None:
+        if self.split_by is not None and not callable(self.split_by):
+            raise ArgumentError(f"split_by is {self.split_by!r}, expected a function")
+        if self.split_by is not None and self.splits is None:
+            raise ArgumentError("split_by is given and splits is not; say which splits there are to be")
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as JSON, functions by name and a hash of their code."""
+        described = {name: getattr(self, name) for name in ("shard_bytes", "shard_samples", "seed", "compression")}
+        return described | {
+            "block_bytes": self.block_bytes,
+            "columns": {name: c if isinstance(c, str) else describe_function(c) for name, c in self.columns.items()},
+            "splits": None if self.splits is None else [[name, share] for name, share in self.splits.items()],
+            "split_by": describe_function(self.split_by),
+            "transform": describe_transform(self.transform),
+        }
+
+
+class Target:
+    """One dataset's folder, and what an earlier pack left there."""
+
+    def __init__(self, storage: Storage, folder: str, request: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._request = request
+        self._storage = storage
+        self._earlier = self._read(UNFINISHED_NAME)
+        self._unfinished = self._earlier is not None
+        self._replace = False
+        if self._earlier is None and (manifest := self._read(MANIFEST_NAME)) is not None:
+            packed = manifest.get("packed")
+            self._earlier = packed if isinstance(packed, dict) else {}
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            data = json.loads(read_whole(self._storage, join(self.folder, name)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, RecursionError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def claim(self, *, resume: bool, overwrite: bool) -> None:
+        """Refuse what is in the way. Nothing is changed yet.
+
+        Raises:
+            DatasetExistsError: Something is in the way.
+        """
+        earlier = self._earlier or {}
+        same = earlier.get("request") == self._request
+        if self._earlier is not None and resume and not overwrite:
+            if same:
+                return
+            if not (self._unfinished and "request" in earlier and "plan" not in earlier):  # it wrote no shard yet
+                raise self._refuse(_differences(earlier.get("request"), self._request))
+            self._replace = True
+        else:
+            self._replace = overwrite or (self._unfinished and same)
+        if not self._replace:
+            check_folder(self._storage, self.folder)
+        self._earlier = None
+        self._unfinished = True
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an earlier call of the same pack finished it."""
+        return self._earlier is not None and not self._unfinished
+
+    def check_source(self, source: str) -> None:
+        """Check that what was begun here was made of the source with this fingerprint.
+
+        Raises:
+            DatasetExistsError: It was made of another one.
+        """
+        if (self._earlier or {}).get("source", source) != source:
+            raise self._refuse(_OTHER_SOURCE)
+
+    def announce(self) -> None:
+        """Mark an empty folder as unfinished before the plan is known."""
+        if self._earlier is None and not self._replace:
+            self._earlier = {"request": self._request}
+            prepare_folder(self._storage, self.folder, self._earlier)
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Write down what is being written, and delete what it replaces.
+
+        Raises:
+            DatasetExistsError: What was begun here was made of another source. Nothing was changed.
+        """
+        if self._earlier is None:
+            prepare_folder(self._storage, self.folder, plan, overwrite=self._replace)
+        elif "plan" not in self._earlier:
+            write_whole(self._storage, join(self.folder, UNFINISHED_NAME), json.dumps(plan).encode(), overwrite=True)
+        elif self._earlier["plan"] != plan["plan"]:
+            raise self._refuse(_OTHER_SOURCE)
+
+    def clean(self, keep: Container[str]) -> set[str]:
+        """Delete what killed writers and replaced datasets left, and return what is left of ``keep``."""
+        if not is_remote(self.folder):
+            remove_temporary_files(self.folder)
+        delete_others(self._storage, self.folder, keep=keep)
+        return {name for name in self._storage.list(self.folder) if name in keep}
+
+    def finished_shard(self, stem: str, compression: Compression, plan: str) -> WrittenShard | None:
+        """Return a shard that an earlier call of the same pack finished; None if there is none."""
+        try:
+            written = written_shard(index := read_index(self._storage, join(self.folder, f"{stem}.parquet")))
+            size = self._storage.info(join(self.folder, stem + compression.suffix)).size
+        except (FileNotFoundError, DatasetError):
+            return None
+        return written if index.facts.plan == plan and size == written.shard.file_size else None
+
+    def _refuse(self, what: str) -> DatasetExistsError:
+        state = "an unfinished dataset" if self._unfinished else "a dataset"
+        return DatasetExistsError(
+            f"{self.folder}: holds {state} of another pack; what differs: {what}. Choose another folder, make the call "
+            "that wrote it, or pass overwrite=True to replace it",
+            url=self.folder,
+        )
+
+
+def refuse_dataset(storage: Storage, folder: str) -> None:
+    """Check that a folder whose folders become datasets is not one itself. Raises DatasetExistsError."""
+    names = storage.list(folder)
+    for name in (MANIFEST_NAME, UNFINISHED_NAME):
+        if name in names:
+            raise DatasetExistsError(
+                f"{folder}: is a dataset itself ({name} stands in it), so splits cannot be written below it; "
+                "choose another folder, or delete it",
+                url=folder,
+            )
+
+
+def check_apart(source: object, folders: Iterable[str]) -> None:
+    """Check that no target lies where the source is read from: overwriting it would destroy it.
+
+    Raises:
+        ArgumentError: One does.
+    """
+    overlaps = getattr(source, "overlaps", None)
+    for folder in folders:
+        if overlaps is not None and overlaps(folder):
+            raise ArgumentError(f"{folder}: lies where the samples are read from; choose another folder")
+
+
+def describe_function(function: Callable[..., object] | None) -> str | None:
+    """Return a function's name and a hash of its code, so that a resumed pack notices that it changed."""
+    if function is None:
+        return None
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    code = getattr(function, "__code__", None)
+    return f"{name} {hashlib.sha256(_code(code)).hexdigest()[:16]}" if code is not None else name
+
+
+def describe_transform(transform: SampleTransform | None) -> str | None:
+    """Return a transform's functions as ``describe_function`` does, and the seed that their random numbers are of."""
+    if transform is None:
+        return None
+    function: SampleFunction = transform.function
+    if isinstance(function, Mapping):
+        described = ", ".join(f"{field}: {describe_function(one)}" for field, one in function.items())
+    else:
+        described = str(describe_function(function))
+    return described if transform.seed is None else f"{described}, rng of seed {transform.seed}"
+
+
+def _code(code: CodeType) -> bytes:
+    return b" ".join([code.co_code, repr(code.co_names).encode(), *map(_constant, code.co_consts)])
+
+
+def _constant(value: object) -> bytes:
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):  # its order is another in every process
+        return b" ".join(sorted(map(_constant, value)))
+    return b" ".join(map(_constant, value)) if isinstance(value, tuple) else repr(value).encode()
+
+
+def _differences(earlier: object, request: Mapping[str, Any]) -> str:
+    if not isinstance(earlier, dict) or not earlier:
+        return "it was not written by this pack"
+    names = [name for name in request if earlier.get(name) != request[name]]
+    return ", ".join(f"{name} (there {earlier.get(name)!r}, here {request[name]!r})" for name in names)

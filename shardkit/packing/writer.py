@@ -1,0 +1,362 @@
+"""Samples -> shards, one after the other in the order given; and what every writer of a dataset does at its folder."""
+
+import json
+import os
+import re
+from array import array
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.compress import parse_compression
+from shardkit.errors import (
+    ArgumentError,
+    DatasetError,
+    DatasetExistsError,
+    SampleError,
+    check_path,
+    check_texts,
+    check_whole,
+)
+from shardkit.format.columns import Column, ColumnMaker
+from shardkit.format.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
+from shardkit.format.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
+from shardkit.format.shard_writer import (
+    EncodedSample,
+    OpenShard,
+    ShardFile,
+    WrittenShard,
+    choose_compression,
+    encode_sample,
+    sample_size,
+)
+from shardkit.format.tar import END_OF_ARCHIVE
+from shardkit.hashing import hash_key
+from shardkit.storage.base import Storage, is_web, join, parse_bytes, read_only, split_url
+from shardkit.storage.registry import storage_for
+
+_STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
+
+
+def assemble_manifest(
+    written: Sequence[WrittenShard],
+    *,
+    block_samples: int,
+    classes: Sequence[str] = (),
+    packed: Mapping[str, object] | None = None,
+    url: str = "",
+) -> Manifest:
+    """Return the manifest of shards whose keys are known to be unique.
+
+    Raises:
+        ArgumentError: A promoted column has different types in different shards.
+    """
+    columns: dict[str, str] = {}
+    for shard in written:
+        for name, kind in shard.columns.items():
+            known = columns.get(name, "null")
+            if "null" not in (kind, known) and kind != known:
+                raise ArgumentError(
+                    f"column {name!r}: is {kind} in {shard.shard.url} and {known} before it; return one type from its "
+                    "function, or None",
+                    field=name,
+                )
+            columns[name] = kind if known == "null" else known
+    return Manifest(
+        shards=tuple(w.shard for w in written),
+        block_samples=block_samples,
+        fields=tuple(sorted({field for w in written for field in w.fields})),
+        unique_keys=True,
+        classes=tuple(classes),
+        columns=columns,
+        packed=packed or {},
+        url=url,
+    )
+
+
+class ShardWriter:
+    """Writes samples to shards, one after the other and in the order given; a context manager.
+
+    The dataset exists when the context ends without an exception. If it ends with one, the complete shards stay, the
+    open one is removed, there is no manifest, and whoever opens the folder is told that it is unfinished. To shuffle,
+    to level the shards' sizes, to split and to resume, use ``pack``.
+
+    Args:
+        destination: The dataset's folder; its name is the first part of the shards' names.
+        shard_bytes: The most that a shard may have, uncompressed, headers and padding included.
+        shard_samples: The most samples that a shard may have; None for as many as fit.
+        compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; or ``"auto"``, decided from the
+            first samples.
+        block_bytes: About how large a block is to be: the unit of reading in training.
+        columns: Values to promote into the index: a field's name, or a function of the sample.
+        classes: Names of the classes, by number.
+        overwrite: Replace a dataset that is there, and what an unfinished one left.
+        storage_options: Passed to the storage. A shard for another place waits in ``TMPDIR`` until it is whole.
+
+    Raises:
+        DatasetExistsError: There is a dataset, or there are shards, in the folder already.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with ShardWriter(f"{folder}/words") as writer:
+        ...     writer.write({"__key__": "0001", "txt": "hello", "cls": 1})
+        >>> writer.manifest.num_samples
+        1
+    """
+
+    def __init__(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        shard_bytes: int | str = "256MB",
+        shard_samples: int | None = None,
+        compression: str = "auto",
+        block_bytes: int | str = "1MB",
+        columns: Mapping[str, Column] | None = None,
+        classes: Sequence[str] = (),
+        overwrite: bool = False,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        self.manifest: Manifest | None = None
+        self._folder = clean_destination(destination)
+        self._shard_bytes = parse_bytes(shard_bytes)
+        self._shard_samples = check_shard_samples(shard_samples)
+        self._compression = None if compression == "auto" else parse_compression(compression)
+        self._block_bytes = parse_bytes(block_bytes)
+        self._columns = ColumnMaker(columns)
+        self._classes = check_texts("classes", classes)
+        self._block_samples = 0
+        self._waiting: list[tuple[EncodedSample, int, dict[str, object]]] = []  # with their sizes and columns
+        self._waiting_bytes = 0
+        self._open: OpenShard | None = None
+        self._written: list[WrittenShard] = []
+        self._keys: set[str] = set()  # of the open shard, and those that wait
+        self._over = ""  # why nothing more can be written
+        self._hashes = array("Q")  # of all keys
+        self._storage = storage_for(self._folder, storage_options)
+        prepare_folder(self._storage, self._folder, {"writer": "ShardWriter"}, overwrite=overwrite)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write one sample.
+
+        Raises:
+            SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
+                larger than a shard may be. It was not written; the writer can go on.
+            CodecError: A value cannot be encoded, or a column cannot be computed. Likewise.
+            OSError: The shard could not be written. The dataset will not be finished; nor after any other error.
+            DatasetError: The writer is closed, or failed before.
+        """
+        if self._over:
+            raise DatasetError(f"{self._folder}: {self._over}", url=self._folder)
+        encoded = encode_sample(sample)
+        key = encoded.key
+        if key in self._keys:
+            raise SampleError(f"sample {key!r}: its key was written before; keys must be unique", key=key)
+        size = sample_size(key, ((field, len(data)) for field, data in encoded.members))
+        if size + len(END_OF_ARCHIVE) > self._shard_bytes:
+            raise too_large(key, size, self._shard_bytes)
+        columns = self._columns.values(key, encoded.members)
+        self._keys.add(key)
+        self._waiting.append((encoded, size, columns))
+        self._waiting_bytes += size
+        if self._block_samples or self._waiting_bytes >= self._block_bytes or len(self._waiting) == MAX_BLOCK_SAMPLES:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        """Write the samples that wait; the first of all tell the size of blocks and the compression."""
+        waiting, self._waiting = self._waiting, []
+        if not self._block_samples:
+            self._block_samples = choose_block_samples(len(waiting), self._waiting_bytes, self._block_bytes)
+        if self._compression is None:
+            self._compression = choose_compression(data for sample, _, _ in waiting for _, data in sample.members)
+        self._over = "its writer failed, so it cannot be finished; write it again with overwrite=True"
+        for sample, size, columns in waiting:
+            self._file_for(sample.key, size).add(sample, columns)
+            self._keys.add(sample.key)
+            self._hashes.append(hash_key(sample.key))
+        self._over = ""
+
+    def _file_for(self, key: str, size: int) -> ShardFile:
+        """Return the open shard, or a new one if it has no room."""
+        if self._open:
+            file = self._open.file
+            full = file.tar_size + size + len(END_OF_ARCHIVE) > self._shard_bytes
+            if full or file.samples == self._shard_samples:
+                self._end_shard()
+                self._keys = {key}
+        if not self._open:
+            self._open = OpenShard(
+                self._storage,
+                self._folder,
+                shard_stem(self._folder, len(self._written)),
+                compression=self._compression or parse_compression("none"),
+                block_samples=self._block_samples,
+            )
+        return self._open.file
+
+    def _end_shard(self) -> None:
+        if self._open:
+            self._written.append(self._open.publish())
+            self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Publish the last shard, then the manifest; after an exception, neither.
+
+        Raises:
+            SampleError: A key occurs twice in the dataset, which is not published then.
+            ArgumentError: A column names a field that no sample has. Likewise.
+            DatasetError: The writer failed before, and the exception was held back.
+        """
+        try:
+            if error is None:
+                if self._over:
+                    raise DatasetError(f"{self._folder}: {self._over}", url=self._folder)
+                self._publish()
+        finally:
+            self._over = "its writer is closed; make another one, for another folder or with overwrite=True"
+            if self._open:
+                self._open.__exit__(kind, error, traceback)
+
+    def _publish(self) -> None:
+        self._write_waiting()
+        self._end_shard()
+        check_unique(
+            np.frombuffer(self._hashes, dtype=np.uint64),
+            lambda: (key for w in self._written for key in self._index_of(w).sample_keys()),
+        )
+        self._columns.check_fields(w.fields for w in self._written)
+        self.manifest = assemble_manifest(
+            self._written, block_samples=self._block_samples, classes=self._classes, url=self._folder
+        )
+        publish_manifest(self._storage, self._folder, self.manifest)
+
+    def _index_of(self, written: WrittenShard) -> ShardIndex:
+        return read_index(self._storage, join(self._folder, written.shard.index_url))
+
+
+def publish_manifest(storage: Storage, folder: str, manifest: Manifest) -> None:
+    """Make a folder of shards a dataset: publish its manifest, then take away the mark that it is unfinished."""
+    write_whole(storage, join(folder, MANIFEST_NAME), manifest.to_json().encode(), overwrite=True)
+    storage.delete(join(folder, UNFINISHED_NAME))
+
+
+def check_folder(storage: Storage, folder: str) -> None:
+    """Check that there is no shardkit dataset in a folder, nor parts of one.
+
+    Raises:
+        DatasetExistsError: Shards, indexes or manifests stand there.
+    """
+    if names := _own_names(storage, folder):
+        state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
+        raise DatasetExistsError(
+            f"{folder}: holds {state} already "
+            f"({len(names):,} files, {names[0]} among them); choose another folder, or replace it with overwrite=True",
+            url=folder,
+        )
+
+
+def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], *, overwrite: bool = False) -> None:
+    """Mark a folder as that of an unfinished dataset; with ``overwrite``, delete the dataset that was there.
+
+    Raises:
+        DatasetExistsError: There is one, and ``overwrite`` is False. Nothing was changed.
+    """
+    if not overwrite:
+        check_folder(storage, folder)
+    write_whole(storage, join(folder, UNFINISHED_NAME), json.dumps(marker).encode(), overwrite=overwrite)
+    delete_others(storage, folder, keep=())
+
+
+def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:
+    """Delete what is left of an earlier dataset in a folder that is marked as unfinished."""
+    for name in _own_names(storage, folder):
+        if name != UNFINISHED_NAME and name not in keep:
+            storage.delete(join(folder, name))
+
+
+def _own_names(storage: Storage, folder: str) -> list[str]:
+    own = re.compile(re.escape(dataset_name(folder)) + r"-\d{6,}\.(?:tar|tar\.zst|tar\.gz|parquet)")
+    return [name for name in storage.list(folder) if own.fullmatch(name) or name in (MANIFEST_NAME, UNFINISHED_NAME)]
+
+
+def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str]]) -> None:
+    """Check that no key of a dataset occurs twice.
+
+    Args:
+        hashes: ``hash_key`` of every key: uint64, (samples,).
+        keys: Gives the keys; called only if two hashes are equal.
+
+    Raises:
+        SampleError: A key occurs twice.
+    """
+    ordered = np.sort(hashes)
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not repeated:
+        return
+    seen = set()
+    for key in keys():
+        if hash_key(key) in repeated:
+            if key in seen:
+                raise SampleError(
+                    f"sample {key!r}: its key occurs more than once in the dataset, and keys must be unique; "
+                    "put what tells the samples apart into them. The dataset was not published",
+                    key=key,
+                )
+            seen.add(key)
+
+
+def too_large(key: str, size: int, shard_bytes: int) -> SampleError:
+    """Return the error for a sample that no shard can hold."""
+    return SampleError(
+        f"sample {key!r}: takes {size + len(END_OF_ARCHIVE):,} bytes as a shard of its own, more than "
+        f"shard_bytes={shard_bytes:,}; pass larger shard_bytes, or leave the sample out",
+        key=key,
+    )
+
+
+def check_shard_samples(shard_samples: int | None) -> int | None:
+    """Return ``shard_samples`` if it is None or a positive number."""
+    return None if shard_samples is None else check_whole("shard_samples", shard_samples, least=1)
+
+
+def clean_destination(destination: str | os.PathLike[str]) -> str:
+    """Return a dataset's folder without trailing slashes.
+
+    Raises:
+        ArgumentError: It is no path, has no name that shards could be called by, or is a web address.
+    """
+    path = check_path("destination", destination)
+    folder = path.rstrip("/")
+    if is_web(folder):
+        raise read_only(folder)
+    name = dataset_name(folder)
+    if name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
+        raise ArgumentError(
+            f"destination {path!r}: has no name that shards could be called by; "
+            "name a folder, like 'shards/train', without backslash or colon or a hyphen first"
+        )
+    return folder
+
+
+def dataset_name(folder: str) -> str:
+    """Return what a folder's shards are called by: its name."""
+    return split_url(folder)[1]
+
+
+def shard_stem(folder: str, number: int) -> str:
+    """Return a shard's name without suffixes.
+
+    Example:
+        >>> shard_stem("shards/train", 7)
+        'train-000007'
+    """
+    return f"{dataset_name(folder)}-{number:06d}"

@@ -1,0 +1,397 @@
+"""A dataset's samples by their numbers: for evaluation, notebooks and stock DataLoaders, and in blocks for a loader."""
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, NamedTuple, Self, SupportsIndex, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
+from shardkit.format.manifest import read_manifest
+from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
+from shardkit.order.plan import IntArray, OrderPlan, default_lanes
+from shardkit.reading.access import ShardAccess
+from shardkit.reading.block import Block
+from shardkit.reading.disk_cache import open_cache
+from shardkit.reading.filters import Where, select_indices, select_samples
+from shardkit.reading.index_cache import cannot_read_blocks
+from shardkit.reading.memory import Buffers
+from shardkit.reading.page_cache import ResidentBlock
+from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
+from shardkit.transforms.apply import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
+from shardkit.transforms.rng import Rng
+
+
+class Places(NamedTuple):
+    """Where samples lie; an element a sample.
+
+    Attributes:
+        shard: The number of the shard in the manifest: int64.
+        block: The number of the block in the shard: int64.
+        row: The number of the sample in the block: int64.
+    """
+
+    shard: IntArray
+    block: IntArray
+    row: IntArray
+
+
+class ShardDataset:
+    """Read any sample of a dataset by its number, as a list is read; each compared with its index.
+
+    ``dataset[i]`` reads only the bytes of the fields asked for, and returns the same sample every time; of a zst shard
+    the block that they are in is read. Nothing is read before it is needed but the manifest, and with ``where`` the
+    indexes. It may be shared by threads, and goes into DataLoader workers by fork and by spawn.
+
+    A ``ShardLoader`` reads whole blocks instead, in an order that mixes them, and is what to train with. Of blocks with
+    much that is not in ``fields``, it reads only what is: where that saves more than further requests cost.
+
+    Args:
+        url: The dataset's folder, or its ``manifest.json``. Shards that are gz, or zst without frames of blocks, are
+            refused.
+        fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
+            new names, alternatives, and ``?`` for None where there is none.
+        decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
+        where: Take only samples whose index columns satisfy it: ``[("label", "==", 3), ("width", ">=", 224)]`` for all
+            of some conditions, a list of such lists for one of them, or an expression of ``pyarrow.compute``. It may
+            be about promoted columns, ``__key__``, and ``<field>:size``, a field's size in bytes; a condition on what
+            is null selects nothing. It is decided here, by reading the columns that it is about from every index: on
+            local disks some 0.5 ms a shard and 0.1 s for a million samples. 8 bytes of each that is taken are kept.
+        transform: Called with every decoded sample, and what it returns is the sample; or for single fields a mapping
+            like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
+            of a dict. An image transform decodes what it is given. A parameter named ``rng`` gets an ``Rng``: in
+            ``dataset[i]`` keyed by the sample's key alone, so that it draws the same in every epoch; in a
+            ``ShardLoader`` by seed, epoch and position.
+        columns: Index columns to put into every sample, under their names. Then the rows of indexes are read too.
+        allow_any_url: Let the manifest name shards outside its folder, as ``shardkit index --out`` makes them.
+        storage_options: Passed to the storage.
+        cache: A folder on a quick disk, or in memory, where blocks that are read are kept, for the next epoch and for
+            all processes of this machine that name it; ``dataset[i]`` then reads whole blocks, too. They are kept
+            in a folder ``shardkit-cache`` in it.
+        cache_bytes: How much the cache may take, in bytes or as text: ``"200GB"``. Blocks that were used longest ago,
+            before this object was made, are deleted for new ones.
+
+    Attributes:
+        manifest: The dataset's manifest.
+        selection: What ``fields`` means.
+        decoder: What ``decode`` means; None keeps bytes.
+        transform: What ``transform`` means; false if there is none.
+        columns: The index columns that go into the samples.
+        num_blocks: How many blocks have samples that are selected.
+        block_bytes: How large a block is on average, uncompressed.
+
+    Raises:
+        ArgumentError: An argument is out of range, or no sample has a field, or the indexes have not a column.
+        DatasetError: There is no usable manifest; or later, an index is not usable, or another shard's.
+        ShardError: Later, a shard is damaged, cut or replaced.
+        CodecError: Later, a field cannot be decoded.
+        SampleError: Later, a sample lacks a field.
+
+    Example:
+        >>> import tempfile, shardkit
+        >>> folder = tempfile.mkdtemp()
+        >>> digits = [{"__key__": f"{i:04d}", "cls": i % 10, "txt": "digit"} for i in range(100)]
+        >>> _ = shardkit.pack(digits, folder + "/digits", columns={"label": "cls"}, shuffle=False, progress=False)
+        >>> dataset = ShardDataset(folder + "/digits", fields={"label": "cls"}, where=[("label", "in", [3, 4])])
+        >>> len(dataset), dataset[-1]["label"], [sample["__key__"] for sample in dataset[:4]]
+        (20, 4, ['0003', '0004', '0013', '0014'])
+        >>> dataset.by_key("0023")["label"]
+        3
+    """
+
+    def __init__(
+        self,
+        url: str | PathLike[str],
+        *,
+        fields: Sequence[str] | Mapping[str, str] | None = None,
+        decode: bool | Decoder = True,
+        where: "Where | None" = None,
+        transform: Callable[..., Any] | FieldFunctions | None = None,
+        columns: Sequence[str] | None = None,
+        allow_any_url: bool = False,
+        storage_options: Mapping[str, object] | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
+    ) -> None:
+        self.selection = FieldSelection.parse(fields)
+        self.decoder = parse_decode(decode)
+        self.transform = Transform.parse(transform)
+        self.manifest = read_manifest(
+            check_path("url", url), storage_options=storage_options, allow_any_url=allow_any_url
+        )
+        self._check_fields()
+        self.columns = self._check_columns(columns)
+        self._first = _sums([shard.samples for shard in self.manifest.shards])  # sample of each shard
+        self._first_block = _sums([shard.blocks for shard in self.manifest.shards])
+        total = sum(shard.tar_size for shard in self.manifest.shards)
+        self.block_bytes = total / max(1, int(self._first_block[-1]))
+        self._access = ShardAccess(
+            self.manifest,
+            fields=[field for field in self.manifest.fields if self.selection.wants(field)],
+            columns=self.columns,
+            storage_options=storage_options,
+            cache=open_cache(cache, cache_bytes, block_bytes=self.block_bytes),
+        )
+        self._check_shards()
+        self._selected: IntArray | None = None  # numbers in the whole dataset, ascending; None for all
+        self._select(None)
+        if where is not None:
+            self._select(select_samples(where, self.manifest, self._access.indexes.open))
+
+    def _check_fields(self) -> None:
+        known = set(self.manifest.fields)
+        for name, alternatives in self.selection.wanted.items():
+            if not known.intersection(alternatives) and name not in self.selection.optional and self.manifest.shards:
+                raise ArgumentError(
+                    f"fields: no sample of {self.manifest.url} has {' or '.join(alternatives)}; there are "
+                    f"{', '.join(self.manifest.fields)}",
+                    field=name,
+                )
+
+    def _check_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        if isinstance(columns, str):
+            raise ArgumentError(f'columns must be a sequence of names, got the text {columns!r}; write ("{columns}",)')
+        names = tuple(dict.fromkeys(columns or ()))
+        taken = set(self.selection.wanted or self.manifest.fields)
+        for name in names:
+            if name not in self.manifest.columns:
+                known = ", ".join(self.manifest.columns) or "none; pack(columns=...) or 'shardkit index --column' makes"
+                raise ArgumentError(f"columns: {self.manifest.url} has no column {name!r}; there are {known}")
+            if name in taken or name in RESERVED:
+                raise ArgumentError(
+                    f"columns: {name!r} is a field too; give the field a new name: fields={{new: field}}"
+                )
+        return names
+
+    def _check_shards(self) -> None:
+        """Refuse what cannot be read by blocks; of a zst shard only its index says whether it can."""
+        of_zst = None
+        for number, shard in enumerate(self.manifest.shards):
+            if shard.compression not in ("none", "zst"):
+                raise cannot_read_blocks(self.manifest.url, self._access.indexes.url(number), shard.compression)
+            if shard.compression == "zst" and shard.samples and of_zst is None:
+                of_zst = number
+        if of_zst is not None:
+            self._access.indexes.blocks(of_zst)
+
+    def _select(self, numbers: IntArray | None) -> None:
+        """Let the dataset be these samples of the whole one, ascending."""
+        if numbers is not None and len(numbers) == self.manifest.num_samples:
+            numbers = None  # the same dataset, with the same digest
+        self._selected = numbers
+        self._digest = ""
+        self._by_key: tuple[UInt64Array, IntArray] | None = None
+        if numbers is None:
+            self._runs = np.diff(self._first)
+            self.num_blocks = int(self._first_block[-1])
+        else:
+            shard, block, _ = self.places(np.arange(len(numbers)))
+            self._runs = np.unique(self._first_block[shard] + block, return_counts=True)[1]
+            self.num_blocks = len(self._runs)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by number; empty if they are not known."""
+        return self.manifest.classes
+
+    @property
+    def digest(self) -> str:
+        """What identifies the samples and their order: the manifest's digest, or with a selection SHA-256 of that too.
+
+        It does not depend on how the samples were selected.
+        """
+        if self._selected is None:
+            return self.manifest.digest
+        if not self._digest:
+            import hashlib
+
+            digest = hashlib.sha256(f"shardkit selection 1\n{self.manifest.digest}\n".encode())
+            digest.update(np.ascontiguousarray(self._selected, dtype="<i8").data)
+            self._digest = digest.hexdigest()
+        return self._digest
+
+    def __len__(self) -> int:
+        return self.manifest.num_samples if self._selected is None else len(self._selected)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_key": None}  # workers are sent what they cannot find themselves
+
+    def __repr__(self) -> str:
+        url, shards = hide_secrets(self.manifest.url), len(self.manifest.shards)
+        return f"ShardDataset({url!r}, {len(self):,} samples in {shards:,} shards)"
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise ArgumentError(
+                f"an index must be a whole number or a slice, got {index!r:.80}; subset() takes several numbers or a "
+                "mask, and a ShardSampler is passed to a DataLoader as batch_sampler="
+            ) from None
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{hide_secrets(self.manifest.url)}: has no sample {number:,}, it has {len(self):,}")
+        shard, row = self._place(number % len(self))
+        raw = self._access.read_sample(shard, row, self.selection)
+        return self.load(raw, Rng(derive(hash_key(raw[KEY]))) if self.transform.needs_rng else None)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the shard of a sample, and its row in the shard."""
+        number = number if self._selected is None else int(self._selected[number])
+        shard = int(self._first.searchsorted(number, side="right")) - 1
+        return shard, number - int(self._first[shard])
+
+    def load(self, raw: Sample, rng: Rng | None = None) -> Any:
+        """Return what the bytes of a sample become: fields picked and decoded, and the dataset's transform applied.
+
+        Args:
+            raw: The bytes of its fields, as a ``Block`` gives them.
+            rng: For a transform that needs one.
+
+        Raises:
+            SampleError: A field is missing.
+            CodecError: A field cannot be decoded.
+        """
+        undecoded = undecoded_fields([self.transform], self.decoder)
+        sample = decode_fields(raw, self.selection, self.decoder, undecoded=undecoded)
+        return self.transform(sample, rng) if self.transform else sample
+
+    def keys(self) -> list[str]:
+        """Return the keys of all samples, in order. It takes some 0.2 s for a million, which are read from the indexes.
+
+        Raises:
+            DatasetError: An index is not usable.
+        """
+        keys: list[str] = []
+        bounds = np.searchsorted(self._selected, self._first).tolist() if self._selected is not None else self._first
+        for shard in range(len(self.manifest.shards)):
+            if bounds[shard] < bounds[shard + 1]:
+                column = self._access.indexes.open(shard).rows([KEY]).column(KEY)
+                if self._selected is not None:
+                    column = column.take(self._selected[bounds[shard] : bounds[shard + 1]] - self._first[shard])
+                keys += column.to_pylist()
+        return keys
+
+    def by_key(self, key: str) -> Any:
+        """Return the sample with a key.
+
+        The first call reads all keys and keeps 16 bytes of each: some 2 s for a million. Later calls take what
+        ``dataset[i]`` takes.
+
+        Raises:
+            KeyError: None of the samples has the key.
+            DatasetError: More than one has it.
+        """
+        if self._by_key is None:
+            hashes = hash_keys(self.keys())
+            order = np.argsort(hashes, kind="stable")
+            self._by_key = hashes[order], order
+        hashes, order = self._by_key
+        sought = np.uint64(hash_key(key))
+        suspects = order[hashes.searchsorted(sought) : hashes.searchsorted(sought, side="right")].tolist()
+        found = [number for number in suspects if self._access.indexes.key(*self._place(number)) == key]
+        if not found:
+            raise KeyError(f"{hide_secrets(self.manifest.url)}: none of the {len(self):,} samples has the key {key!r}")
+        if len(found) > 1:
+            raise DatasetError(
+                f"{self.manifest.url}: {len(found):,} samples have the key {key!r}, the first are the numbers "
+                f"{found[0]:,} and {found[1]:,}; read them by number",
+                url=self.manifest.url,
+                key=key,
+            )
+        return self[found[0]]
+
+    def subset(self, indices: "Sequence[int] | npt.ArrayLike") -> Self:
+        """Return a dataset of some of the samples, in the same order, whatever the order of ``indices``.
+
+        It keeps 8 bytes for each of them.
+
+        Args:
+            indices: Numbers of samples, negative ones from the end; or a mask with True or False for each sample.
+
+        Raises:
+            ArgumentError: A sample is named twice or does not exist, or the mask has another length.
+
+        Example:
+            >>> import tempfile, shardkit
+            >>> folder = tempfile.mkdtemp()
+            >>> letters = [{"__key__": letter, "txt": letter} for letter in "abcde"]
+            >>> _ = shardkit.pack(letters, folder + "/letters", shuffle=False, progress=False)
+            >>> ShardDataset(folder + "/letters").subset([4, 0, -2]).keys()
+            ['a', 'd', 'e']
+        """
+        numbers = select_indices(indices, len(self))
+        other = copy.copy(self)
+        other._select(numbers if self._selected is None else self._selected[numbers])  # noqa: SLF001 - it is one of us
+        return other
+
+    def order(self, *, seed: int, epoch: int, lanes: int | None = None, shuffle: bool = True) -> OrderPlan:
+        """Return the order of an epoch.
+
+        Args:
+            seed: Decides it, together with the epoch.
+            epoch: From 0.
+            lanes: How many ordered sequences of blocks are mixed; by default as many as 512 MB of blocks allow.
+            shuffle: False for the order of the dataset.
+        """
+        return OrderPlan(
+            self._runs,
+            self.manifest.block_samples,
+            seed=seed,
+            epoch=epoch,
+            lanes=default_lanes(self.num_blocks, self.block_bytes) if lanes is None else lanes,
+            shuffle=shuffle,
+        )
+
+    def places(self, samples: IntArray) -> Places:
+        """Return where samples lie.
+
+        Args:
+            samples: Their numbers, from 0 to ``len(dataset) - 1``: int64.
+        """
+        numbers = np.asarray(samples) if self._selected is None else self._selected[samples]
+        shard = self._first.searchsorted(numbers, side="right") - 1
+        block, row = np.divmod(numbers - self._first[shard], self.manifest.block_samples)
+        return Places(shard, block, row)
+
+    def read_block(self, shard: int, block: int) -> Block:
+        """Read one block: one range of the shard, whose checksum is compared, and which is decompressed.
+
+        Where little of a block is in ``fields``, ranges that have it are read, and each field's checksum is compared.
+
+        Args:
+            shard: Its shard's number.
+            block: Its number in the shard.
+
+        Raises:
+            ArgumentError: There is no such block.
+            ShardError: It is damaged, or the shard was cut or replaced.
+            DatasetError: The index is not usable, or is another shard's.
+            FileNotFoundError: The shard or its index is missing.
+        """
+        return self._access.read_block(int(shard), int(block))
+
+    def open_block(self, shard: int, block: int, buffers: Buffers) -> Block | ResidentBlock:
+        """Return a block to take samples from: as ``read_block``, or only opened, where single samples are read sooner.
+
+        ``buffers`` is what it is read into otherwise, if it is not compressed.
+        """
+        return self._access.open_block(int(shard), int(block), buffers)
+
+
+def _sums(numbers: Sequence[int]) -> IntArray:
+    """Return the sums of all numbers before each, and of all: int64, (numbers + 1,)."""
+    sums = np.zeros(len(numbers) + 1, dtype=np.int64)
+    np.cumsum(np.array(numbers, dtype=np.int64), out=sums[1:])
+    return sums

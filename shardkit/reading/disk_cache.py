@@ -1,0 +1,211 @@
+"""Blocks kept on this machine's disk, for the next epoch, and for all processes that are given the same folder."""
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from stat import S_ISREG
+
+from shardkit.errors import ArgumentError, TruncatedShardError, check_path
+from shardkit.reading.disk_cache_folder import CacheFolder, Usage, room_of
+from shardkit.storage.base import format_bytes, parse_bytes
+from shardkit.storage.local import LocalStorage
+
+_SHARE = 16  # this part of all is freed at once, where there is no room, so that the folder is listed seldom
+_RECOUNT = 600 * 10**9  # nanoseconds for which what was counted is believed: somebody may have deleted files
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+_log = logging.getLogger("shardkit")
+_storage = LocalStorage()
+_warned: set[Path] = set()
+
+
+class BlockCache:
+    """Keeps those blocks that were used last, up to so many bytes, for all processes that use the same folder.
+
+    What was used since this object was made, it does not throw out: where an epoch's blocks do not all fit, those
+    that come first stay, and are there in every epoch. To throw out what was used longest ago would be to throw out
+    what comes next.
+
+    Nothing is believed: what is got is to be checked, and to be dropped if it is wrong. Whatever goes wrong with the
+    disk is no error: nothing is got and nothing is kept then, which is said once.
+
+    It may be shared by threads, and goes into other processes by fork and by spawn.
+
+    Args:
+        folder: Where they are kept; it is made if its parent is there. All is in a folder ``shardkit-cache`` in it.
+        max_bytes: How many bytes of the disk they may take, together with those that are being written.
+
+    Raises:
+        ArgumentError: The folder cannot have a cache.
+
+    Example:
+        >>> import tempfile
+        >>> from shardkit.reading.disk_cache_folder import block_name
+        >>> cache = BlockCache(tempfile.mkdtemp(), 1_000_000)
+        >>> name = block_name(64 * "0", "none", 0, 5)
+        >>> cache.put(name, b"block")
+        >>> cache.get(name, 5)
+        b'block'
+    """
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder = CacheFolder(folder)
+        self._max_bytes = max_bytes
+        self._opened = time.time_ns()
+        try:
+            with self._folder.locked() as usage:
+                self._folder.remove_leftovers(usage)
+                if usage.held > max_bytes:
+                    self._evict(usage, max_bytes)
+        except OSError as error:
+            self._warn(error)
+
+    def get(self, name: str, size: int, out: memoryview | None = None) -> bytes | memoryview | None:
+        """Return what is kept of a block; None if it is not there.
+
+        Args:
+            name: Its name, from ``block_name``.
+            size: How many bytes it has.
+            out: Where it is read to, and then returned; by default into memory of its own.
+        """
+        path = str(self._folder.path(name))
+        data: bytes | memoryview
+        try:
+            if out is None:
+                data = _storage.read_range(path, 0, size)
+            else:
+                _storage.read_into(path, 0, out)
+                data = out
+        except TruncatedShardError:
+            self.drop(name)
+            return None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self.drop(name)
+            return None
+        now = time.time_ns()
+        with suppress(OSError):  # it was deleted meanwhile, or nothing can be written here
+            os.utime(path, ns=(now, now))
+        return data
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Keep a block, if there is room.
+
+        Args:
+            name: Its name, from ``block_name``.
+            data: The block as it lies in its shard, checked.
+        """
+        try:
+            self._store(self._folder.path(name), data)
+        except (OSError, ArgumentError) as error:
+            is_full = isinstance(error, OSError) and error.errno in _FULL
+            if not (is_full and self._make_way(room_of(len(data)))):
+                self._warn(error)
+
+    def drop(self, name: str) -> None:
+        """Delete a block that has turned out to be wrong."""
+        path = self._folder.path(name)
+        _log.warning("%s: is damaged; it is deleted, and read anew where it comes from", path)
+        with suppress(OSError, ArgumentError):
+            self._remove(path)
+
+    def _store(self, path: Path, data: bytes | memoryview) -> None:
+        temporary, room = self._folder.new_temporary(), room_of(len(data))
+        with ExitStack() as stack:
+            with self._folder.locked() as usage:
+                if os.path.lexists(path) or not self._has_room(usage, room):
+                    return
+                usage.add(room)  # first: who is killed is to have counted too much, and not too little
+                try:
+                    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                except BaseException:
+                    usage.add(-room)
+                    raise
+                stack.callback(os.close, descriptor)
+                stack.callback(self._remove, temporary, room)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, len(data))  # whoever counts it, counts all of it
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            now = time.time_ns()
+            os.utime(descriptor, ns=(now, now))
+            path.parent.mkdir(exist_ok=True)
+            with self._folder.locked():
+                if not os.path.lexists(path):
+                    temporary.rename(path)
+
+    def _remove(self, path: Path, room: int | None = None) -> None:
+        """Delete a file of ours, if it is there, and count it off: so many bytes, or what it has."""
+        if path.is_file():
+            with self._folder.locked() as usage, suppress(FileNotFoundError):
+                status = path.lstat()
+                if S_ISREG(status.st_mode):
+                    path.unlink()
+                    usage.add(-(room or room_of(status.st_size)))
+
+    def _has_room(self, usage: Usage, room: int) -> bool:
+        """Return whether there is room, which is made if need be."""
+        if room > self._max_bytes:
+            return False
+        if usage.held + room > self._max_bytes:
+            self._evict(usage, self._max_bytes - room - self._max_bytes // _SHARE)
+        return usage.held + room <= self._max_bytes
+
+    def _make_way(self, room: int) -> bool:
+        """Delete blocks on a disk that is full; return whether there were any."""
+        with suppress(OSError, ArgumentError), self._folder.locked() as usage:
+            before = usage.held
+            self._evict(usage, before - room - before // _SHARE)
+            return usage.held < before
+        return False
+
+    def _evict(self, usage: Usage, goal: int) -> None:
+        """Delete what was used longest ago, and not since this object was made, until no more than the goal is held."""
+        if usage.oldest >= self._opened and time.time_ns() - usage.counted < _RECOUNT:
+            return
+        for block in self._folder.count(usage):
+            if usage.held <= goal or block.used >= self._opened:
+                break
+            Path(block.path).unlink(missing_ok=True)
+            usage.held -= block.room
+        usage.save()
+
+    def _warn(self, error: Exception) -> None:
+        """Say once what is wrong with the disk."""
+        if self._folder.root not in _warned:
+            _warned.add(self._folder.root)
+            problem = error.strerror if isinstance(error, OSError) else error
+            _log.warning("%s: keeps no new blocks (%s); they are read where they come from", self._folder.root, problem)
+
+
+def open_cache(
+    folder: str | os.PathLike[str] | None, max_bytes: int | str | None, *, block_bytes: float
+) -> BlockCache | None:
+    """Return the cache that the arguments of a dataset mean, None for none.
+
+    Args:
+        folder: ``cache=``.
+        max_bytes: ``cache_bytes=``.
+        block_bytes: How large the dataset's blocks are.
+
+    Raises:
+        ArgumentError: One is given without the other, no block fits in, or the folder cannot have a cache.
+    """
+    if folder is None and max_bytes is None:
+        return None
+    if folder is None or max_bytes is None:
+        raise ArgumentError(
+            f"cache={folder!r} and cache_bytes={max_bytes!r} need each other: a folder, and how much it may take, as "
+            "'200GB'"
+        )
+    size = parse_bytes(max_bytes)
+    if size < block_bytes:
+        raise ArgumentError(
+            f"cache_bytes={max_bytes!r} is less than one block has, which is {format_bytes(block_bytes)}"
+        )
+    return BlockCache(check_path("cache", folder), size)

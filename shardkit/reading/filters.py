@@ -1,0 +1,199 @@
+"""A condition on index columns, or numbers, or a mask -> the samples selected, found before any shard is read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import ArgumentError
+from shardkit.format.index import ShardIndex
+from shardkit.format.manifest import Manifest
+from shardkit.sample import KEY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+Where: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]"
+
+_ROW = "__row__"
+
+
+class Filter:
+    """A ``where`` argument.
+
+    Args:
+        where: An expression of ``pyarrow.compute``; or a list of conditions that are all to hold, as
+            ``[("label", "==", 3), ("width", ">=", 224)]``; or a list of such lists of which one is to hold. Operators
+            are ``== != < <= > >= in "not in"``. A condition on what is null selects nothing.
+        types: What it may be about: columns and their types.
+
+    Attributes:
+        needed: The columns that it is about.
+
+    Raises:
+        ArgumentError: It is none of these, names other columns, or compares what cannot be compared.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> rows = pa.table({"label": [3, 7, 3], "__key__": ["a", "b", "c"]})
+        >>> Filter([("label", "==", 3)], {"label": pa.int64(), "__key__": pa.string()}).select(rows).tolist()
+        [0, 2]
+    """
+
+    def __init__(self, where: Where, types: "Mapping[str, pa.DataType]") -> None:
+        import pyarrow as pa
+
+        self._where = where
+        self._expression = _parse(where)
+        self._types = types
+        empty = pa.table({name: pa.nulls(0, type=kind) for name, kind in types.items()})
+        try:
+            self._evaluate(empty)
+        except (pa.ArrowException, TypeError) as error:
+            raise self._unusable(error) from error
+        needed = [name for name in types if not self._is_evaluated(empty.drop_columns(name))]
+        self.needed = needed or list(types)[:1]
+
+    def select(self, rows: "pa.Table") -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows that are selected, ascending: int64.
+
+        Args:
+            rows: The columns that are ``needed``, but for those that a shard does not have; they are taken as null.
+        """
+        import pyarrow as pa
+
+        columns = {}
+        for name in self.needed:
+            column = rows.column(name) if name in rows.column_names else None
+            if column is None or column.type == pa.null():  # a shard in which it is None for every sample
+                column = pa.nulls(len(rows), type=self._types[name])
+            columns[name] = column
+        try:
+            return self._evaluate(pa.table(columns))
+        except (pa.ArrowException, TypeError) as error:
+            raise self._unusable(error) from error
+
+    def _evaluate(self, table: "pa.Table") -> npt.NDArray[np.int64]:
+        import pyarrow as pa
+        from pyarrow import acero
+        from pyarrow.compute import field
+
+        table = table.append_column(_ROW, pa.array(np.arange(len(table))))
+        steps = [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("filter", acero.FilterNodeOptions(self._expression)),
+            acero.Declaration("project", acero.ProjectNodeOptions([field(_ROW)], [_ROW])),
+        ]
+        # Without threads the rows stay in order, and none is left when the program ends (see ShardIndex).
+        selected = acero.Declaration.from_sequence(steps).to_table(use_threads=False)
+        rows: npt.NDArray[np.int64] = selected.column(_ROW).to_numpy()
+        return rows
+
+    def _is_evaluated(self, table: "pa.Table") -> bool:
+        import pyarrow as pa
+
+        try:
+            self._evaluate(table)
+        except (pa.ArrowException, TypeError):
+            return False
+        return True
+
+    def _unusable(self, error: Exception) -> ArgumentError:
+        said = str(error).splitlines()[0].partition(" in ")[0] if str(error) else type(error).__name__
+        return ArgumentError(
+            f"where is {self._where!s:.200}: {said}; the index has the columns {', '.join(self._types)}. "
+            "Others are made by pack(columns=...) or 'shardkit index --column'"
+        )
+
+
+def select_samples(where: Where, manifest: Manifest, index_of: Callable[[int], ShardIndex]) -> npt.NDArray[np.int64]:
+    """Return the numbers of a dataset's samples that a condition selects, in order: int64.
+
+    Every index is read: its footer, and the columns that the condition is about.
+
+    Args:
+        where: The condition.
+        manifest: The dataset.
+        index_of: Opens the index of a shard, by its number.
+
+    Raises:
+        ArgumentError: The condition is not usable.
+        DatasetError: An index is not usable.
+    """
+    condition = Filter(where, _types(manifest, index_of))
+    selected = [np.zeros(0, dtype=np.int64)]
+    first = 0
+    for shard, entry in enumerate(manifest.shards):
+        if entry.samples:
+            index = index_of(shard)
+            selected.append(first + condition.select(index.rows(condition.needed)))
+        first += entry.samples
+    return np.concatenate(selected)
+
+
+def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of samples that indices or a mask mean, ascending: int64.
+
+    Args:
+        indices: Numbers of samples, negative ones from the end; or a mask with True or False for each sample.
+        count: How many samples there are.
+
+    Raises:
+        ArgumentError: A sample is named twice or does not exist, or the mask has another length.
+
+    Example:
+        >>> select_indices([4, 0, -2], 5).tolist()
+        [0, 3, 4]
+    """
+    array = np.asarray(indices)
+    if array.dtype == np.bool_:
+        if array.shape != (count,):
+            raise ArgumentError(f"indices: the mask has the shape {array.shape}, expected ({count:,},)")
+        return np.flatnonzero(array)
+    if array.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ArgumentError(f"indices must be whole numbers or a mask in one dimension, got {indices!r:.80}")
+    for number in (int(array.min()), int(array.max())):
+        if not -count <= number < count:
+            raise ArgumentError(f"indices: there is no sample {number:,}, there are {count:,}")
+    numbers = array.astype(np.int64)
+    numbers[numbers < 0] += count
+    numbers.sort()
+    repeated = numbers[1:][numbers[1:] == numbers[:-1]]
+    if len(repeated):
+        raise ArgumentError(f"indices: sample {repeated[0]:,} is there more than once; name each once")
+    return numbers
+
+
+def _parse(where: Where) -> "pc.Expression":
+    import pyarrow as pa
+    from pyarrow.compute import Expression
+    from pyarrow.parquet import filters_to_expression
+
+    if isinstance(where, Expression):
+        return where
+    try:
+        return filters_to_expression(where)
+    except (TypeError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+        raise ArgumentError(
+            f"where is {where!s:.200} ({error}), expected an expression of pyarrow.compute, or a list of conditions "
+            'as [("label", "==", 3)], or a list of such lists'
+        ) from error
+
+
+def _types(manifest: Manifest, index_of: Callable[[int], ShardIndex]) -> "dict[str, pa.DataType]":
+    """Return what a condition may be about: the promoted columns, the key, and the size of each field."""
+    import pyarrow as pa
+
+    types = {}
+    for name, kind in manifest.columns.items():
+        try:
+            types[name] = pa.type_for_alias(kind)
+        except ValueError:  # types that are made of others are only said in the indexes
+            found = index_of(0).rows([name]) if manifest.shards else pa.table({})
+            types[name] = found.schema.field(name).type if name in found.column_names else pa.null()
+    sizes = {f"{field}:size": pa.int64() for field in manifest.fields}
+    return {**types, KEY: pa.string(), **sizes}

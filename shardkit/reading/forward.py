@@ -1,0 +1,395 @@
+"""Shards -> samples: which shards a user means, and the samples of one shard, read strictly forward.
+
+A sample is what its members are in the tar: adjacent, with one key. Of a shard whose dataset has a manifest, every
+sample is compared with its row in the index before it is given out, and the number of samples with the manifest; so
+damage is found that a tar alone cannot show. Without a manifest, what a tar says of itself is all that there is.
+"""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import islice
+from os import PathLike
+from typing import Any, TypeAlias
+
+from isal.isal_zlib import crc32
+
+from shardkit.codecs.compress import open_decompressed
+from shardkit.errors import ArgumentError, DatasetError, NoListingError, ShardError, check_paths, hide_secrets
+from shardkit.format.index import OFFSET, ShardIndex, read_index
+from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
+from shardkit.format.tar import MAX_MEMBER_BYTES, Member, read_members
+from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
+from shardkit.storage.base import FRESH_READS, STDIN, Storage, is_remote, is_web, join, split_url
+from shardkit.storage.local import local_path
+from shardkit.storage.registry import storage_for
+
+EVERY_FIELD = FieldSelection.parse(None)
+
+_logger = logging.getLogger("shardkit")
+
+_MAGIC = re.compile(r"[*?[]")
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_MAX_NAMES = 1_000_000  # that a pattern stands for: a second, and a few hundred megabytes; a typing error has more
+_MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: about a megabyte a field
+
+_MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
+
+_ManifestReader: TypeAlias = Callable[[str], Manifest]
+_Rows: TypeAlias = Iterator[tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardLocation:
+    """Where a shard is, and what its dataset says of it.
+
+    Attributes:
+        url: The shard.
+        shard: Its entry in the manifest; None if it was not found by one.
+        index_url: Its index; empty if there is no manifest, because nothing then says that they belong together.
+    """
+
+    url: str = dataclasses.field(repr=False)  # it may have a signature
+    shard: Shard | None = None
+    index_url: str = dataclasses.field(default="", repr=False)
+
+
+def find_shards(
+    urls: str | PathLike[str] | Sequence[str | PathLike[str]],
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    allow_any_url: bool = False,
+) -> list[ShardLocation]:
+    """Return the shards that a user means, in order. A shard that is named twice is there twice.
+
+    Files are not looked for one by one: a shard that does not exist is an error when it is read.
+
+    Args:
+        urls: One of these, or several: a dataset's folder or its ``manifest.json``, whose shards are read with their
+            indexes; a folder of tars without a manifest, sorted by name; the name of a shard; a brace pattern
+            (``train-{000..127}.tar``); a pattern with ``*``, ``?`` or ``[...]``, sorted by name; ``-`` for standard
+            input. What exists under a name like a pattern is that, and no pattern.
+        storage_options: Passed to the storage.
+        allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
+
+    Raises:
+        ArgumentError: A URL is no text, or has a scheme that cannot be read, a pattern is malformed, or there are no
+            URLs.
+        DatasetError: Nothing is found, or a manifest is not usable.
+        UnfinishedDatasetError: A folder is being written, or its writer was killed.
+
+    Example:
+        >>> [location.url for location in find_shards("train-{00..02}.tar")]
+        ['train-00.tar', 'train-01.tar', 'train-02.tar']
+    """
+    read = partial(read_manifest, storage_options=storage_options, allow_any_url=allow_any_url)
+    several = check_paths("urls", urls)
+    found = [
+        location
+        for pattern in several
+        for url in _expand_braces(pattern, storage_options)
+        for location in _find(storage_for(url, storage_options), url, read)
+    ]
+    if not found:
+        if several:
+            raise DatasetError(
+                f"{', '.join(several)}: has no shards, because it was packed without samples; give another dataset"
+            )
+        raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
+    return found
+
+
+def _expand_braces(pattern: str, storage_options: Mapping[str, object] | None) -> list[str]:
+    if "{" not in pattern or (not is_remote(pattern) and _exists(storage_for(pattern, storage_options), pattern)):
+        return [pattern]
+    from braceexpand import braceexpand
+
+    try:
+        longest = max((abs(int(last) - int(first)) for first, last in _RANGE.findall(pattern)), default=0)
+        names = list(islice(braceexpand(pattern), _MAX_NAMES + 1)) if longest < _MAX_NAMES else None
+    except ValueError as error:
+        raise ArgumentError(f"{pattern}: is no brace pattern ({error}); close every brace") from error
+    if names is None or len(names) > _MAX_NAMES:
+        raise ArgumentError(f"{pattern}: stands for more than {_MAX_NAMES:,} names; correct it, or give a folder")
+    return names
+
+
+def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocation]:
+    if url == STDIN:
+        return [ShardLocation(url)]
+    if url.lower().startswith("file:"):
+        url = str(local_path(url))  # the names in a folder are not quoted as those in a URL are
+    name = split_url(url)[1]
+    if _is_pattern(url) and not _exists(storage, url):
+        matches = [match for match in _glob(storage, url) if match.lower().endswith(SHARD_SUFFIXES)]
+        if not matches:
+            raise DatasetError(f"{url}: matches no shards ({', '.join(SHARD_SUFFIXES)}); correct the pattern", url=url)
+        return [ShardLocation(match) for match in matches]
+    if name.lower().endswith(SHARD_SUFFIXES):
+        return [ShardLocation(url)]
+    if name.endswith(".json"):
+        return _from_manifest(read(url))
+    try:
+        names = storage.list(url)
+    except NotADirectoryError:
+        return [ShardLocation(url)]
+    except NoListingError:  # only a manifest says what is there
+        return _from_manifest(read(url))
+    return _find_in_folder(storage, url, names, read)
+
+
+def _is_pattern(url: str) -> bool:
+    """Return whether there are wildcards in a URL; in a web address ``?`` and ``[]`` are none."""
+    return "*" in url.partition("?")[0] if is_web(url) else _MAGIC.search(url) is not None
+
+
+def _find_in_folder(storage: Storage, url: str, names: list[str], read: _ManifestReader) -> list[ShardLocation]:
+    check_finished(storage, url)
+    if MANIFEST_NAME in names:
+        return _from_manifest(read(url))
+    shards = [name for name in names if name.lower().endswith(SHARD_SUFFIXES)]
+    if shards:
+        return [ShardLocation(join(url, name)) for name in shards]
+    inner = [join(url, name) for name in names if MANIFEST_NAME in (_list(storage, join(url, name)) or ())]
+    if inner:
+        raise DatasetError(f"{url}: has no shards itself; give one of the datasets in it: {', '.join(inner)}", url=url)
+    missing = f"does not exist, or has neither {MANIFEST_NAME} nor shards ({', '.join(SHARD_SUFFIXES)})"
+    raise DatasetError(f"{url}: {missing}; give a folder of shards, a shard or a pattern", url=url)
+
+
+def _from_manifest(manifest: Manifest) -> list[ShardLocation]:
+    return [
+        ShardLocation(join(manifest.url, shard.url), shard, join(manifest.url, shard.index_url))
+        for shard in manifest.shards
+    ]
+
+
+def _glob(storage: Storage, pattern: str) -> list[str]:
+    folder, name = split_url(pattern)
+    prefix = "" if folder == "." and not pattern.startswith("./") else folder
+    folders = _glob(storage, folder) if _is_pattern(folder) else [prefix]
+    return [
+        join(parent, found)
+        for parent in folders
+        for found in _list(storage, parent or ".") or ()
+        if fnmatchcase(found, name) and (name.startswith(".") or not found.startswith("."))
+    ]
+
+
+def _exists(storage: Storage, url: str) -> bool:
+    try:
+        storage.info(url)
+    except OSError:
+        return False
+    return True
+
+
+def _list(storage: Storage, url: str) -> list[str] | None:
+    """Return the names in a folder, or None if it is a file."""
+    try:
+        return storage.list(url)
+    except NotADirectoryError:
+        return None
+
+
+def read_shard(
+    location: ShardLocation,
+    *,
+    selection: FieldSelection = EVERY_FIELD,
+    max_member_bytes: int = MAX_MEMBER_BYTES,
+    storage_options: Mapping[str, object] | None = None,
+) -> Generator[Sample, None, None]:
+    """Yield the samples of one shard, whole and in order, and raise unless the shard is whole up to its end.
+
+    Damage is found when it is reached: a shard is known to be whole only when the iterator has ended by itself. One
+    sample is held at a time. The shard is closed when the iterator ends, also by an exception or by ``close()``.
+
+    Args:
+        location: The shard, from ``find_shards``.
+        selection: What is read. Fields that it does not want are left out, and on uncompressed local files large ones
+            are not read. It does not rename or miss anything yet: that is ``selection.pick``.
+        max_member_bytes: The largest member that is accepted, wanted or not.
+        storage_options: Passed to the storage.
+
+    Yields:
+        Samples with ``__key__``, ``__url__`` and the bytes of their fields, in the order of the shard.
+
+    Raises:
+        ShardError: The shard is damaged, has a field twice in one sample, or is not what its index says. The samples
+            yielded before are whole.
+        DatasetError: The index is damaged, or belongs to another shard.
+        FileNotFoundError: There is no such shard, or the index that its manifest promises is missing.
+    """
+    storage = storage_for(location.url, storage_options)
+    if not is_remote(location.url):
+        yield from _read_once(storage, location, selection, max_member_bytes)
+        return
+    given = 0
+    for left in reversed(range(1 + FRESH_READS)):
+        fresh = left < FRESH_READS
+        with closing(_read_once(storage, location, selection, max_member_bytes, fresh=fresh)) as samples:
+            try:
+                for sample in islice(samples, given, None):
+                    yield sample
+                    given += 1
+            except ShardError as error:
+                if not left:
+                    raise
+                _logger.warning("what came is wrong, so the shard is fetched again: %s", error)
+            else:
+                return
+
+
+def _read_once(
+    storage: Storage, location: ShardLocation, selection: FieldSelection, max_member_bytes: int, *, fresh: bool = False
+) -> Generator[Sample, None, None]:
+    check = _checker(storage, location, selection) if location.shard else None
+    wanted = _wants_member(selection) if selection.wanted else None
+    stream = storage.open(location.url, fresh=fresh)
+    try:
+        stream = open_decompressed(stream)
+        members = read_members(stream, wanted=wanted, max_member_bytes=max_member_bytes)
+        yield from _group(members, hide_secrets(location.url), check)
+    finally:
+        stream.close()
+
+
+def _group(  # noqa: C901 - the hot loop: a call for every member would cost a tenth
+    members: Iterator[Member], url: str, check: "Callable[[Sample | None, int, dict[str, Member]], None] | None"
+) -> Iterator[Sample]:
+    """Yield samples of adjacent members with one key; the last when ``members`` has found the end of the archive."""
+    current = None
+    sample: Sample = {}
+    seen: dict[str, Member] = {}  # the sample's members by field, where there is a use for them
+    begin = 0
+    known: dict[str, str] = {}  # fields by what follows the key: the same for most samples, and quicker than the rules
+    for member in members:
+        name, header_offset, _, _, data = member
+        key, _, rest = name.partition(".")
+        field = known.get(rest)
+        if field is None or not key or key[-1] == "/" or "__" in key:
+            split = split_name(name)
+            if split is None:
+                continue
+            if split[0] == key and rest and "_" not in rest and len(known) < _MAX_KNOWN:
+                known[rest] = split[1]
+            key, field = split
+        if key != current:
+            if current is not None:
+                if check is not None:
+                    check(sample, begin, seen)
+                yield sample
+            current, begin = key, header_offset
+            sample, seen = {KEY: key, URL: url}, {}
+        if field in sample or field in seen or field in (SOURCE, COLUMNS):
+            raise _twice(url, header_offset, name, key, field)
+        if data is not None:
+            sample[field] = data
+        if data is None or check is not None:
+            seen[field] = member
+    if current is not None:
+        if check is not None:
+            check(sample, begin, seen)
+        yield sample
+    if check is not None:
+        check(None, 0, {})
+
+
+def _twice(url: str, offset: int, name: str, key: str, field: str) -> ShardError:
+    return ShardError(
+        f"shard {url}: at byte {offset:,} sample {key!r} has the field {field!r} again, or a reserved name ({name!r}), "
+        f"expected each field once and none of {', '.join(sorted(RESERVED))}; pack it again under other names",
+        url=url,
+        offset=offset,
+        key=key,
+        field=field,
+    )
+
+
+def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
+    known: dict[str, bool] = {}  # by what follows the key, which is the same for most samples
+
+    def wants(name: str) -> bool:
+        split = split_name(name)
+        if split is None:
+            return False
+        wanted = known.get(split[1])
+        if wanted is None:
+            wanted = selection.wants(split[1])
+            if len(known) < _MAX_KNOWN:
+                known[split[1]] = wanted
+        return wanted
+
+    return wants
+
+
+def _checker(
+    storage: Storage, location: ShardLocation, selection: FieldSelection
+) -> "Callable[[Sample | None, int, dict[str, Member]], None]":
+    """Return what compares each sample with its row, and with None, the end of the shard with the end of the rows."""
+    index = read_index(storage, location.index_url)
+    shard, facts = location.shard, index.facts
+    if shard is None or (facts.sha256, facts.samples) != (shard.sha256, shard.samples):
+        raise DatasetError(
+            f"{location.index_url}: is the index of another shard than the manifest lists as {location.url}; fetch "
+            "both again, or make them again with 'shardkit index'",
+            url=location.index_url,
+        )
+    fields = [field for field in facts.fields if selection.wants(field)]
+    rows = _rows(index, fields)
+    nothing = (None, None, None)
+
+    def check(sample: Sample | None, begin: int, seen: dict[str, Member]) -> None:
+        expected = next(rows, None)
+        if sample is None:
+            if expected is not None:
+                problem = f"ends before sample {expected[0]!r}, which its index has at byte {expected[1]:,}"
+                raise _differs(location, problem, key=str(expected[0]))
+            return
+        key, known = sample[KEY], 2  # __key__ and __url__
+        found = [key, begin]
+        for field in fields:
+            data = sample.get(field)
+            if data is None:
+                found += nothing
+            else:
+                known += 1
+                found += (seen[field].data_offset, len(data), crc32(data))
+        if tuple(found) == expected and len(sample) == known:
+            return
+        if expected is None or (key, begin) != expected[:2]:
+            instead = f"{expected[0]!r} at byte {expected[1]:,}" if expected else "no more samples"
+            raise _differs(location, f"has sample {key!r} at byte {begin:,}, its index says {instead}", begin, key)
+        for position, field in enumerate(fields):
+            here, there = tuple(found[2 + 3 * position :][:3]), expected[2 + 3 * position :][:3]
+            if here != there:
+                offset = seen[field].data_offset if field in seen else begin
+                says = f"its offset, size and CRC-32 are {_says(here)}, the index says {_says(there)}"
+                raise _differs(location, f"has a damaged field {field!r} in sample {key!r}: {says}", offset, key, field)
+        field = next(field for field in sample if field in seen and field not in fields)
+        problem = f"has a field {field!r} in sample {key!r} that its index does not have"
+        raise _differs(location, problem, seen[field].header_offset, key, field)
+
+    return check
+
+
+def _rows(index: ShardIndex, fields: Sequence[str]) -> _Rows:
+    """Yield the key and offset of every sample, then offset, size and CRC-32 of every one of ``fields``."""
+    columns = [KEY, OFFSET, *(f"{field}:{part}" for field in fields for part in ("offset", "size", "crc32"))]
+    for batch in index.rows(columns).select(columns).to_batches(max_chunksize=_MAX_BATCH_ROWS):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _says(where: tuple[Any, ...]) -> str:
+    return "that it is not there" if where[0] is None else "{:,}, {:,} and {:08x}".format(*where)
+
+
+def _differs(
+    location: ShardLocation, problem: str, offset: int | None = None, key: str = "", field: str = ""
+) -> ShardError:
+    message = f"shard {location.url}: {problem}; it is damaged or was replaced, so fetch or write it again"
+    return ShardError(message, url=location.url, offset=offset, key=key, field=field)

@@ -1,0 +1,317 @@
+"""What the indexes of a dataset's shards say: read when it is first needed, once, and kept within bounds.
+
+So a dataset of any size opens at once and stays small. Threads and forked processes may share it; a pickle of it has
+nothing of what is kept.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import DatasetError, ShardError, TruncatedShardError
+from shardkit.format.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
+from shardkit.format.manifest import Manifest
+from shardkit.reading.extents import REQUEST_BYTES, IntArray, Parts, member_bounds
+from shardkit.reading.lru import BoundedCache, SharedWork
+from shardkit.sample import KEY
+from shardkit.storage.base import Storage, is_remote, join
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+V = TypeVar("V")
+
+BLOCK_TABLE_BYTES = 64_000_000
+"""The most bytes of block tables that are kept: of 1.5 million blocks."""
+ROW_BYTES = 128_000_000
+"""The most bytes of indexes' rows that are kept: of some 2 million samples with two fields."""
+
+_MAX_FRAME_BYTES = 1 << 32  # what a seek table can say of a frame
+_OBJECT_BYTES = 700  # what the objects around some arrays take (sys.getsizeof, CPython 3.11)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of an index.
+
+    Attributes:
+        keys: The samples' keys.
+        members: For each field offset, size and CRC-32 of its data: int64, (rows,) each; -1 where it is missing.
+        columns: The index columns that were asked for.
+    """
+
+    keys: "pa.ChunkedArray"
+    members: dict[str, tuple[npt.NDArray[np.int64], ...]]
+    columns: "dict[str, pa.ChunkedArray]"
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+        arrays = [self.keys, *self.columns.values(), *(array for arrays in self.members.values() for array in arrays)]
+        return sum(int(array.nbytes) for array in arrays) + _OBJECT_BYTES * (1 + len(self.members))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBlocks:
+    """The blocks of a shard.
+
+    Attributes:
+        table: Where they lie.
+        in_parts: Of which blocks to fetch only what is wanted of them: bool, (blocks,); empty for none.
+    """
+
+    table: BlockTable
+    in_parts: npt.NDArray[np.bool_]
+
+
+class Indexes:
+    """The indexes of a dataset, each compared with the manifest.
+
+    Args:
+        manifest: The dataset.
+        storage: What they are read by.
+        fields: The fields that may be asked for; others are not looked for.
+        columns: The index columns that may be asked for.
+        has_parts: Whether blocks may be fetched in parts.
+    """
+
+    def __init__(
+        self, manifest: Manifest, storage: Storage, *, fields: Sequence[str], columns: Sequence[str], has_parts: bool
+    ) -> None:
+        self._manifest = manifest
+        self._storage = storage
+        self._fields = tuple(fields)
+        self._columns = tuple(columns)
+        self._has_parts = has_parts and len(self._fields) < len(manifest.fields)
+        self._blocks: BoundedCache[ShardBlocks] = BoundedCache(BLOCK_TABLE_BYTES)
+        self._rows: BoundedCache[Rows] = BoundedCache(ROW_BYTES)
+        self._reading = SharedWork()
+
+    def url(self, shard: int) -> str:
+        """Return where a shard is."""
+        return join(self._manifest.url, self._manifest.shards[shard].url)
+
+    def index_url(self, shard: int) -> str:
+        """Return where a shard's index is."""
+        return join(self._manifest.url, self._manifest.shards[shard].index_url)
+
+    def open(self, shard: int) -> ShardIndex:
+        """Open a shard's index, compared with the manifest.
+
+        Raises:
+            DatasetError: It is damaged, or is another shard's.
+            FileNotFoundError: There is none.
+        """
+        entry = self._manifest.shards[shard]
+        url = self.index_url(shard)
+        try:
+            index = read_index(self._storage, url)
+        except FileNotFoundError as error:
+            error.add_note(f"The manifest promises this index of {self.url(shard)}. Fetch it, or run 'shardkit index'")
+            raise
+        facts, expected = index.facts, (entry.sha256, entry.samples, entry.compression, entry.tar_size)
+        block_samples = self._manifest.block_samples
+        if (facts.sha256, facts.samples, facts.compression, facts.tar_size) != expected or (
+            facts.block_samples != block_samples
+            or len(index.blocks) != entry.blocks
+            or entry.blocks != -(-entry.samples // block_samples)
+        ):
+            raise DatasetError(
+                f"{url}: is the index of another shard than the manifest lists as {self.url(shard)}; fetch both "
+                "again, or make them again with 'shardkit index'",
+                url=url,
+            )
+        return index
+
+    def blocks(self, shard: int) -> ShardBlocks:
+        """Return where a shard's blocks lie.
+
+        Raises:
+            DatasetError: The index is damaged or another shard's, or the shard's blocks cannot be read on their own.
+            ShardError: The shard has another size than the manifest says.
+            FileNotFoundError: There is no such shard, or no index of it.
+        """
+        return self._read_once(self._blocks, shard, lambda: self._read_blocks(shard, None))
+
+    def _read_once(self, kept: BoundedCache[V], place: Hashable, read: Callable[[], V]) -> V:
+        """Return what is kept, or read it once for all threads that want it, those too that come late."""
+        return kept.get(place) or self._reading.do(place, lambda: kept.get(place) or read())
+
+    def _read_blocks(self, shard: int, index: ShardIndex | None) -> ShardBlocks:
+        index = self.open(shard) if index is None else index
+        self._check_table(shard, index.blocks, index.url)
+        blocks = ShardBlocks(index.blocks, self._find_parts(shard, index))
+        self._blocks.put(shard, blocks, 41 * len(index.blocks) + _OBJECT_BYTES)
+        return blocks
+
+    def _find_parts(self, shard: int, index: ShardIndex) -> npt.NDArray[np.bool_]:
+        """Return which blocks to fetch in parts: those of which that saves as much as a request costs."""
+        table, samples = index.blocks, index.facts.samples
+        if not self._has_parts or index.facts.compression != "none" or not samples:
+            return np.zeros(0, dtype=np.bool_)
+        groups = [self._read_rows(index, group) for group in range(-(-samples // ROW_GROUP_ROWS))]
+        members = _joined([rows.members for rows in groups])
+        firsts = np.arange(len(table)) * index.facts.block_samples
+        wanted = sum((np.add.reduceat(sizes.clip(0), firsts) for _, sizes, _ in members.values()), np.zeros(len(table)))
+        in_parts: npt.NDArray[np.bool_] = wanted + REQUEST_BYTES <= table.size
+        for number in np.flatnonzero(in_parts).tolist():
+            rows = slice(firsts[number], firsts[number] + index.facts.block_samples)
+            bounds = member_bounds({field: tuple(part[rows] for part in parts) for field, parts in members.items()})
+            in_parts[number] = Parts(*bounds, gap=REQUEST_BYTES).pay(int(table.size[number]))
+        if not in_parts.any():
+            return np.zeros(0, dtype=np.bool_)
+        for group, found in enumerate(groups):  # they are needed at once
+            self._rows.put((shard, group), found, found.nbytes)
+        return in_parts
+
+    def _check_table(self, shard: int, table: BlockTable, index_url: str) -> None:
+        """Check that blocks lie within their shard before their sizes are believed."""
+        entry, url = self._manifest.shards[shard], self.url(shard)
+        if len(table.stored_offset) != len(table):
+            raise cannot_read_blocks(self._manifest.url, url, entry.compression)
+        sizes = {
+            len(array) for array in (table.offset, table.size, table.crc32, table.stored_offset, table.stored_size)
+        }
+        starts = np.minimum(table.offset, table.stored_offset)
+        is_right = (
+            sizes == {len(table)}
+            and (starts >= 0).all()
+            and (np.minimum(table.size, table.stored_size) > 0).all()
+            and (table.offset <= entry.tar_size - table.size).all()
+            and (table.stored_offset <= entry.file_size - table.stored_size).all()
+            and (entry.compression != "none" or (table.size == table.stored_size).all())
+            and (entry.compression == "none" or (table.size < _MAX_FRAME_BYTES).all())
+        )
+        if not is_right:
+            raise DatasetError(
+                f"{index_url}: has blocks that cannot be in its shard; make it again with 'shardkit index'",
+                url=index_url,
+            )
+        if is_remote(url):
+            return  # the blocks' checksums say as much, and it would be a request for each shard
+        size = self._storage.info(url).size
+        if size != entry.file_size:
+            kind = TruncatedShardError if size < entry.file_size else ShardError
+            raise kind(
+                f"shard {url}: has {size:,} bytes, its manifest says {entry.file_size:,}; it was cut or replaced, so "
+                "fetch or write it again",
+                url=url,
+            )
+
+    def rows(self, shard: int, group: int) -> Rows:
+        """Return a group of an index's rows: those from ``group * ROW_GROUP_ROWS`` on.
+
+        Raises:
+            DatasetError: The index is not usable.
+            ShardError: The shard has another size than the manifest says.
+        """
+        return self._read_once(self._rows, (shard, group), lambda: self._find_rows(shard, group))
+
+    def _find_rows(self, shard: int, group: int) -> Rows:
+        index = self.open(shard)
+        if self._blocks.get(shard) is None:  # who wants a row wants to know where its block is
+            self._read_blocks(shard, index)
+        rows = self._rows.get((shard, group)) or self._read_rows(index, group)
+        self._rows.put((shard, group), rows, rows.nbytes)
+        return rows
+
+    def _read_rows(self, index: ShardIndex, group: int) -> Rows:
+        import pyarrow as pa
+
+        fields = [field for field in self._fields if field in index.facts.fields]
+        names = [KEY, *self._columns, *(f"{field}:{part}" for field in fields for part in PARTS)]
+        table = index.rows(list(dict.fromkeys(names)), group=group)
+        expected = min(ROW_GROUP_ROWS, index.facts.samples - group * ROW_GROUP_ROWS)
+        try:
+            members = {field: tuple(_integers(table.column(f"{field}:{part}")) for part in PARTS) for field in fields}
+            columns = {name: table.column(name) for name in self._columns if name in table.column_names}
+            rows = Rows(table.column(KEY), members, columns)
+        except (KeyError, pa.ArrowException) as error:
+            raise damaged_index(index.url, str(error)) from error
+        if len(table) != expected:
+            raise damaged_index(index.url, f"row group {group:,} has {len(table):,} rows, expected {expected:,}")
+        return rows
+
+    def key(self, shard: int, row: int) -> str:
+        """Return a sample's key. Raises as ``rows`` does."""
+        group, at = divmod(row, ROW_GROUP_ROWS)
+        key: str = self.rows(shard, group).keys[at].as_py()
+        return key
+
+    def members(self, shard: int, start: int, stop: int) -> tuple[list[str], dict[str, tuple[IntArray, ...]]]:
+        """Return the keys of some samples of a shard, and for each field offset, size and CRC-32, as ``Rows`` has them.
+
+        Raises as ``rows`` does.
+        """
+        keys: list[str] = []
+        members: list[dict[str, tuple[IntArray, ...]]] = []
+        for rows, part in self._slices(shard, start, stop):
+            keys += rows.keys[part].to_pylist()
+            members.append({field: tuple(array[part] for array in arrays) for field, arrays in rows.members.items()})
+        return keys, _joined(members)
+
+    def column_values(self, shard: int, start: int, stop: int) -> dict[str, list[object]]:
+        """Return the index columns of some samples of a shard; None where the shard's index does not have one.
+
+        Raises as ``rows`` does.
+        """
+        values: dict[str, list[object]] = {name: [] for name in self._columns}
+        for rows, part in self._slices(shard, start, stop):
+            for name in values:
+                is_there = name in rows.columns
+                values[name] += rows.columns[name][part].to_pylist() if is_there else [None] * (part.stop - part.start)
+        return values
+
+    def _slices(self, shard: int, start: int, stop: int) -> Iterator[tuple[Rows, slice]]:
+        while start < stop:
+            group, at = divmod(start, ROW_GROUP_ROWS)
+            count = min(stop - start, ROW_GROUP_ROWS - at)
+            yield self.rows(shard, group), slice(at, at + count)
+            start += count
+
+
+def cannot_read_blocks(folder: str, url: str, compression: str) -> DatasetError:
+    """Return the error that says what to do with shards that can only be read from their beginning."""
+    return DatasetError(
+        f"shard {url}: is {compression} without frames of its blocks, so it cannot be read sample by sample; "
+        f"'shardkit pack {folder} NEW_FOLDER --kind shards' makes shards that can be, and ShardStream reads these",
+        url=url,
+    )
+
+
+def damaged_index(url: str, problem: str) -> DatasetError:
+    """Return the error for an index that is not what it should be."""
+    return DatasetError(f"{url}: is damaged ({problem}); make it again with 'shardkit index'", url=url)
+
+
+def _integers(column: Any) -> IntArray:
+    """Return a column as int64, with -1 for null. Unlike pyarrow's own ways, this does not import pandas, for 0.1 s.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> _integers(pa.chunked_array([[7, 8, None], [9]], pa.uint32()).slice(1)).tolist()
+        [8, -1, 9]
+    """
+    import pyarrow as pa
+
+    array = column.cast(pa.int64()).combine_chunks()
+    bitmap, values = array.buffers()
+    part = slice(array.offset, array.offset + len(array))
+    numbers: IntArray = np.frombuffer(values or b"", np.int64)[part]
+    if array.null_count:
+        is_there = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[part]
+        numbers = np.where(is_there, numbers, -1)
+    return numbers
+
+
+def _joined(members: Sequence[dict[str, tuple[IntArray, ...]]]) -> dict[str, tuple[IntArray, ...]]:
+    """Return the members of all rows, one after the other."""
+    if len(members) == 1:
+        return members[0]
+    return {
+        field: tuple(np.concatenate(parts) for parts in zip(*(one[field] for one in members), strict=True))
+        for field in members[0]
+    }

@@ -1,0 +1,101 @@
+"""Blocks that the system holds in memory already: their samples are read one by one, when they are asked for.
+
+A block that comes from a disk or from far away is read long before it is needed, and held. For one that the system
+holds in memory, that would be a second copy, made of cold memory and into cold memory. Of large samples each is
+therefore copied once, where and when it is needed, and compared with its own checksum.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from shardkit.reading.extents import FieldPlace, IntArray
+from shardkit.sample import COLUMNS, KEY, URL, Sample
+
+_PROBES = 4  # places in a block that are looked at
+
+
+class OpenFile:
+    """A local file, open for reading until nobody has it any more.
+
+    Attributes:
+        descriptor: Its descriptor.
+    """
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    def is_resident(self, start: int, size: int) -> bool:
+        """Return whether the system seems to hold a part of the file in memory; False where it does not say."""
+        try:
+            for i in range(_PROBES):
+                at = start + i * (size - 1) // (_PROBES - 1)
+                if not os.preadv(self.descriptor, [bytearray(1)], at, os.RWF_NOWAIT):
+                    return False
+        except (AttributeError, OSError):  # macOS has no such flag, and some file systems no such operation
+            return False
+        return True
+
+
+class ResidentBlock:
+    """The samples of a block, read when they are asked for. Threads may share it.
+
+    Args:
+        open_file: Returns the shard. It is called for each sample, so that no more are open than it allows.
+        read: Reads the data of a field again that is not what it should be; it knows what to raise.
+        keys: The samples' keys.
+        members: For each field, offset, size and CRC-32 of its data: int64, (samples,); -1 where it is missing.
+        url: The shard.
+        columns: Values of index columns that go into the samples: for each name a list, one value a sample.
+    """
+
+    __slots__ = ("_columns", "_fields", "_keys", "_open_file", "_orders", "_read", "_url")
+
+    def __init__(
+        self,
+        open_file: Callable[[], OpenFile],
+        read: Callable[[FieldPlace], bytes],
+        keys: Sequence[str],
+        members: Mapping[str, tuple[IntArray, ...]],
+        *,
+        url: str,
+        columns: dict[str, list[object]] | None,
+    ) -> None:
+        self._open_file = open_file
+        self._read = read
+        self._keys = keys
+        self._fields = [(field, *(array.tolist() for array in arrays)) for field, arrays in members.items()]
+        offsets = np.reshape([arrays[0] for arrays in members.values()], (len(members), len(keys)))
+        self._orders = np.argsort(offsets, axis=0).T.tolist()  # of each sample's fields: as they lie
+        self._url = url
+        self._columns = columns or {}
+
+    def sample(self, row: int) -> Sample:
+        """Return one sample: ``__key__``, ``__url__``, ``__columns__`` if there are any, and its fields' bytes.
+
+        Raises:
+            ShardError: A field is damaged, or the shard was cut or replaced.
+        """
+        sample: Sample = {KEY: self._keys[row], URL: self._url}
+        file = self._open_file()
+        for number in self._orders[row]:
+            field, offsets, sizes, checksums = self._fields[number]
+            offset = offsets[row]
+            if offset < 0:
+                continue
+            data = os.pread(file.descriptor, sizes[row], offset)
+            if crc32(data) != checksums[row]:
+                data = self._read(FieldPlace(row, self._keys[row], field, offset, sizes[row], checksums[row]))
+            sample[field] = data
+        if self._columns:
+            sample[COLUMNS] = {name: values[row] for name, values in self._columns.items()}
+        return sample

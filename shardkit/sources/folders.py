@@ -1,0 +1,329 @@
+"""Files -> samples: what can be packed.
+
+A source is any iterable of sample dicts, or a ``ListedSource``: one with a length, whose samples are read by position
+and whose sizes are known beforehand, so that the shards are planned before anything is read.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from shardkit.errors import ArgumentError, SourceError, check_path
+from shardkit.sample import KEY, SOURCE, Sample
+from shardkit.sources.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
+from shardkit.sources.labels import find_labels, read_labels
+from shardkit.storage.base import is_remote
+from shardkit.storage.local import canonical_url
+
+IMAGE_FIELDS = {
+    ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
+    ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
+}  # fmt: skip
+
+
+@runtime_checkable
+class ListedSource(Protocol):
+    """Samples that are read by position and whose sizes are known without reading them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, by number; empty if there are none."""
+        ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Files that were found and are not part of any sample."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def key(self, position: int, /) -> str:
+        """Return a sample's key."""
+        ...
+
+    def sizes(self, position: int, /) -> list[tuple[str, int]]:
+        """Return a sample's fields, sorted, and their sizes in bytes."""
+        ...
+
+    def read(self, position: int, /) -> Sample:
+        """Return a sample. Raises SourceError if it is not what it was."""
+        ...
+
+    def take(self, positions: Sequence[int], /) -> "ListedSource":
+        """Return a source of some of the samples, in that order; it is small to pickle."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return text that changes when a sample is added, removed or changed."""
+        ...
+
+
+class SourceFile(NamedTuple):
+    """One file: its field, its path below the folder, its size in bytes and its time of modification."""
+
+    field: str
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Samples made of files, and perhaps of a label; see ``ListedSource``."""
+
+    folder: str
+    classes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    _keys: Sequence[str] = field(default=(), repr=False)
+    _files: Sequence[tuple[SourceFile, ...]] = field(default=(), repr=False)
+    _labels: Sequence[int] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def key(self, position: int, /) -> str:
+        """Return a sample's key."""
+        return self._keys[position]
+
+    def sizes(self, position: int, /) -> list[tuple[str, int]]:
+        """Return a sample's fields, sorted, and their sizes in bytes."""
+        sizes = [(file.field, file.size) for file in self._files[position]]
+        if self._labels is not None:
+            sizes.append(("cls", len(str(self._labels[position]))))
+        return sorted(sizes)
+
+    def read(self, position: int, /) -> Sample:
+        """Return a sample; the fields are bytes, the label is an int.
+
+        Raises:
+            SourceError: A file has gone, or has changed.
+        """
+        files = self._files[position]
+        sample: Sample = {KEY: self._keys[position], SOURCE: files[0].path}
+        for file in files:
+            sample[file.field] = _read_file(self.folder, file)
+        if self._labels is not None:
+            sample["cls"] = self._labels[position]
+        return sample
+
+    def take(self, positions: Sequence[int], /) -> "_Files":
+        """Return a source of some of the samples, in that order."""
+        return _Files(
+            self.folder,
+            self.classes,
+            _keys=[self._keys[p] for p in positions],
+            _files=[self._files[p] for p in positions],
+            _labels=None if self._labels is None else [self._labels[p] for p in positions],
+        )
+
+    def overlaps(self, folder: str) -> bool:
+        """Say whether what is written to a folder would lie among these files."""
+        read, written = Path(self.folder).resolve(), Path(canonical_url(folder))
+        return not is_remote(folder) and (read == written or read in written.parents)
+
+    def fingerprint(self) -> str:
+        """Return a hash of all keys, labels, paths, sizes and times of modification."""
+        digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogateescape"))
+        for position, key in enumerate(self._keys):
+            label = self._labels[position] if self._labels is not None else None
+            described = repr((key, label, [tuple(file) for file in self._files[position]]))
+            digest.update(described.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+
+class ImageFolder(_Files):
+    """Images in folders, one folder a class; or images anywhere below a folder, with a table of labels.
+
+    Each image becomes a sample with its bytes as they are, under ``jpg`` (also for ``.jpeg`` and ``.JPEG``), ``png``
+    and so on, and its class number under ``cls``. Classes are numbered in the order of their names. Images at the top
+    have no class: they need ``labels``. Links are followed. Hidden files are left out; other files that are not
+    images stand in ``ignored``.
+
+    Args:
+        folder: The folder.
+        labels: Labels instead of class folders: a mapping from path or key to class number or name; or a CSV file
+            with a header line and the columns path and label; or a JSON file with an object. Every image needs one.
+
+    Raises:
+        SourceError: There is no image, an image has no label, or a name cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "cat").mkdir()
+        >>> _ = (folder / "cat" / "0001.JPEG").write_bytes(b"...")
+        >>> source = ImageFolder(folder)
+        >>> source.read(0)
+        {'__key__': 'cat/0001', '__source__': 'cat/0001.JPEG', 'jpg': b'...', 'cls': 0}
+        >>> source.classes
+        ('cat',)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        labels: Mapping[str, int | str] | str | os.PathLike[str] | None = None,
+    ) -> None:
+        images, ignored = [], []
+        for path, status in _walk(folder):
+            kind = IMAGE_FIELDS.get(split_extension(path)[1])
+            if kind:
+                images.append(SourceFile(kind, path, status.st_size, status.st_mtime_ns))
+            else:
+                ignored.append(path)
+        if not images:
+            raise SourceError(
+                f"{os.fspath(folder)}: has no images (looked for {', '.join(IMAGE_FIELDS)} in all folders)"
+            )
+        keys = distinct_keys([image.path for image in images])
+        named: list[int | str] = (
+            [_class_folder(image.path, folder) for image in images]
+            if labels is None
+            else find_labels([image.path for image in images], keys, read_labels(labels), folder)
+        )
+        classes = tuple(sorted({label for label in named if isinstance(label, str)}))
+        if classes and any(isinstance(label, int) for label in named):
+            raise SourceError(
+                f"{os.fspath(folder)}: labels are partly numbers, partly names; write them all in one way"
+            )
+        numbers = {name: number for number, name in enumerate(classes)}
+        super().__init__(
+            folder=os.fspath(folder),
+            classes=classes,
+            ignored=tuple(ignored),
+            _keys=keys,
+            _files=[(image,) for image in images],
+            _labels=[numbers[label] if isinstance(label, str) else label for label in named],
+        )
+
+
+class FileFolder(_Files):
+    """Files of any kind in a folder, grouped into samples by their names.
+
+    ``a.jpg`` and ``a.txt`` make the sample ``a``. The extension is the field, in lower
+    case. Names with several dots could mean two things, so they need ``fields``: with ``fields=("jpg", "seg.png")``,
+    ``a.seg.png`` is the field ``seg.png`` of ``a``, and ``v1.5.jpg`` is the field ``jpg`` of a sample of its own.
+    Hidden files are left out; with ``fields``, files that end in none of them stand in ``ignored``.
+
+    Args:
+        folder: The folder.
+        fields: The endings that are fields; the longest that fits is taken. None for whatever extensions there are.
+
+    Raises:
+        SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("hello"), (folder / "a.cls").write_text("1")
+        >>> FileFolder(folder).read(0)
+        {'__key__': 'a', '__source__': 'a.cls', 'cls': b'1', 'txt': b'hello'}
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, fields: Sequence[str] | None = None) -> None:
+        if isinstance(fields, str):
+            raise ArgumentError(f'fields must be a sequence, got the text {fields!r}; write ("{fields}",)')
+        endings = None
+        if fields is not None:
+            endings = sorted((field.lower().removeprefix(".") for field in fields), key=len, reverse=True)
+        groups: dict[str, list[SourceFile]] = {}
+        ignored = []
+        for path, status in _walk(folder):
+            split = split_file(path, endings)
+            if split is None:
+                ignored.append(path)
+                continue
+            stem, name = split
+            groups.setdefault(stem, []).append(SourceFile(name, path, status.st_size, status.st_mtime_ns))
+        if not groups:
+            raise SourceError(f"{os.fspath(folder)}: has no files to pack; name another folder, or other fields")
+        for files in groups.values():
+            files.sort()
+            for one, other in pairwise(files):
+                if one.field == other.field:
+                    raise SourceError(
+                        f"{os.fspath(folder)}: {one.path} and {other.path} would both be the field {one.field!r} "
+                        "of one sample; rename one of them"
+                    )
+        super().__init__(
+            folder=os.fspath(folder),
+            ignored=tuple(ignored),
+            _keys=[escape_key(stem) for stem in groups],
+            _files=[tuple(files) for files in groups.values()],
+        )
+        for key, grouped in zip(self._keys, self._files, strict=True):
+            check_names(key, [file.field for file in grouped], grouped[0].path)
+
+
+def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files below a folder that are not hidden, in the order of their names; links are followed."""
+    path = check_path("folder", folder)
+    if not Path(path).is_dir():
+        raise SourceError(f"{path}: is not a folder; name one that holds the files to pack")
+    yield from _walk_below(path, "", set())
+
+
+def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, os.stat_result]]:
+    status = Path(folder).stat()
+    if (status.st_dev, status.st_ino) in seen:
+        raise SourceError(f"{folder}: was reached twice by links, so its files would be packed twice; remove a link")
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        try:
+            status = entry.stat()
+        except OSError as error:
+            if not entry.is_symlink():
+                raise
+            raise SourceError(
+                f"{entry.path}: is a link to '{Path(entry.path).readlink()}', which cannot be followed "
+                f"({error.strerror}); mend it or remove it"
+            ) from error
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk_below(entry.path, f"{prefix}{entry.name}/", seen)
+        elif stat.S_ISREG(status.st_mode):
+            yield prefix + entry.name, status
+        else:
+            raise SourceError(f"{entry.path}: is neither a file nor a folder; move it elsewhere")
+
+
+def _read_file(folder: str, file: SourceFile) -> bytes:
+    path = f"{folder}/{file.path}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise SourceError(
+            f"{path}: was there when the pack began and is gone; run it again once the folder rests"
+        ) from None
+    try:
+        data = os.read(descriptor, file.size + 1)
+        while len(data) < file.size and (piece := os.read(descriptor, file.size + 1 - len(data))):
+            data += piece
+        mtime_ns = os.fstat(descriptor).st_mtime_ns
+    finally:
+        os.close(descriptor)
+    if len(data) != file.size or mtime_ns != file.mtime_ns:
+        raise SourceError(
+            f"{path}: had {file.size:,} bytes when the pack began and was written to since; run it again once the "
+            "folder rests"
+        )
+    return data
+
+
+def _class_folder(path: str, folder: str | os.PathLike[str]) -> str:
+    name, slash, _ = path.partition("/")
+    if not slash:
+        raise SourceError(
+            f"{os.fspath(folder)}: the image {path} is in no class folder; move it into one, or pass labels= "
+            "(or use FileFolder for images without labels)"
+        )
+    return name

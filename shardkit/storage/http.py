@@ -1,0 +1,110 @@
+"""Files of web servers, over http and https: read in ranges, never written."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from shardkit.errors import NoListingError
+from shardkit.storage.base import FileInfo, check_options, read_only
+from shardkit.storage.connections import Network
+from shardkit.storage.ranges import Ranges, RangeStream
+from shardkit.storage.responses import Refusal
+
+_NETWORK = ("connect_timeout", "read_timeout", "total_timeout", "ca_certs")
+OPTIONS = ("username", "password", "headers", *_NETWORK)
+"""What ``storage_options`` may have for http and https."""
+
+
+@dataclass(frozen=True)
+class WebSigner:
+    """Says who asks, where the user has said it.
+
+    Attributes:
+        username: For basic authentication, unless the URL has one.
+        password: Likewise.
+        headers: Sent with each request to the host that the user named.
+    """
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    follows = True
+
+    def sign(self, url: str, headers: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """See ``Signer.sign``."""
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
+        username, _, password = user.partition(":")
+        if at:
+            url = urlunsplit(parts._replace(netloc=host))
+        else:
+            username, password = self.username, self.password
+        own = {name.lower() for name in headers}
+        signed = {name: value for name, value in self.headers.items() if name.lower() not in own} | headers
+        if username or password:
+            pair = f"{unquote(username)}:{unquote(password)}" if at else f"{username}:{password}"
+            signed["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+        return url, signed
+
+    def renew(self, url: str, refusal: Refusal) -> bool:  # noqa: ARG002 - there is nothing to renew
+        """See ``Signer.renew``."""
+        return False
+
+    def advise(self, refusal: Refusal) -> str:
+        """See ``Signer.advise``."""
+        if refusal.status == 401:
+            return "pass username and password, or other ones, by storage_options"
+        return "it may be forbidden, or its address may have expired: ask for another one"
+
+
+class WebStorage:
+    """Files of web servers.
+
+    Args:
+        options: ``username`` and ``password`` for basic authentication, ``headers`` to send along, and what a
+            ``Network`` has: ``connect_timeout``, ``read_timeout``, ``total_timeout`` in seconds, ``ca_certs``.
+
+    Raises:
+        ArgumentError: An option is not known, or is wrong.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        given: dict[str, Any] = dict(options or {})
+        check_options("http and https", given, OPTIONS)
+        network = Network(**{name: given.pop(name) for name in _NETWORK if name in given})
+        self._ranges = Ranges(WebSigner(**given), network)
+
+    def info(self, url: str) -> FileInfo:
+        """See ``Storage.info``."""
+        return self._ranges.info(url)
+
+    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
+        """See ``Storage.read_range``."""
+        return self._ranges.read(url, start, size, fresh=fresh)
+
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
+        """See ``Storage.read_into``."""
+        self._ranges.read_into(url, start, out, fresh=fresh)
+
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> RangeStream:
+        """See ``Storage.open``."""
+        return self._ranges.open(url, start, fresh=fresh)
+
+    def create(self, url: str, *, overwrite: bool = False) -> AbstractContextManager[BinaryIO]:  # noqa: ARG002
+        """Raise ArgumentError: nothing is written over http."""
+        raise read_only(url)
+
+    def delete(self, url: str) -> None:
+        """Raise ArgumentError: nothing is deleted over http."""
+        raise read_only(url)
+
+    def list(self, url: str) -> list[str]:
+        """Raise NoListingError: web servers do not list their folders."""
+        raise NoListingError(
+            f"{url}: web servers do not list their folders; give a dataset's folder with a manifest.json, or "
+            "the shards by name or by a pattern with braces",
+            url=url,
+        )

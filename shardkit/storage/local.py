@@ -1,0 +1,218 @@
+"""Files of this machine's file systems, and standard input."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from shardkit.errors import ArgumentError
+from shardkit.storage.base import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, ended, is_remote, taken
+
+
+class LocalStream:
+    """A local file, or standard input, read forward. It is unbuffered: callers read large pieces."""
+
+    def __init__(self, file: BinaryIO, url: str, size: int | None) -> None:
+        self.url = url
+        self.size = size
+        self._file = file
+        self._seekable = file.seekable()
+
+    def read(self, n: int, /) -> bytes:
+        """See ``ByteStream.read``."""
+        data = self._file.read(n) or b""
+        if len(data) == n or not data:
+            return data
+        pieces = [data]  # a pipe gives what it has; callers are promised all of it
+        missing = n - len(data)
+        while missing and (piece := self._file.read(missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+    def skip(self, n: int, /) -> None:
+        """See ``ByteStream.skip``."""
+        if self._seekable:
+            self._file.seek(n, os.SEEK_CUR)
+            return
+        while n > 0 and (piece := self._file.read(min(n, 1 << 20))):
+            n -= len(piece)
+
+    def close(self) -> None:
+        """See ``ByteStream.close``."""
+        self._file.close()
+
+
+class LocalStorage:
+    """Files of this machine's file systems, by path or ``file://`` URL; ``-`` is standard input."""
+
+    def info(self, url: str) -> FileInfo:
+        """See ``Storage.info``."""
+        if url == STDIN:
+            raise ArgumentError("standard input has no size and can be read only once; write it to a file first")
+        status = local_path(url).stat()
+        return FileInfo(url, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
+
+    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:  # noqa: ARG002 - no cache
+        """See ``Storage.read_range``."""
+        with _opened(url) as descriptor:
+            data = os.pread(descriptor, size, start)
+            while len(data) < size:  # one pread returns at most 2 GiB
+                piece = os.pread(descriptor, size - len(data), start + len(data))
+                if not piece:
+                    raise ended(url, start, len(data), size)
+                data += piece
+            return data
+
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:  # noqa: ARG002 - as above
+        """See ``Storage.read_into``."""
+        with _opened(url) as descriptor:
+            done = 0
+            while done < len(out):
+                count = os.preadv(descriptor, [out[done:]], start + done)
+                if not count:
+                    raise ended(url, start, done, len(out))
+                done += count
+
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> ByteStream:  # noqa: ARG002
+        """See ``Storage.open``."""
+        if url == STDIN:
+            return LocalStream(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), "standard input", None)
+        file = local_path(url).open("rb", buffering=0)
+        size = os.fstat(file.fileno()).st_size if file.seekable() else None
+        if start:
+            file.seek(start)
+        return LocalStream(file, url, size)
+
+    @contextlib.contextmanager
+    def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+        """See ``Storage.create``."""
+        path = local_path(url)
+        if not overwrite and path.exists():
+            raise taken(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        try:
+            with _named(url), temporary.open("xb") as file:  # closing it writes too
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if overwrite:
+                temporary.replace(path)
+            else:
+                _rename_without_replacing(temporary, path, url)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+    def list(self, url: str) -> list[str]:
+        """See ``Storage.list``."""
+        try:
+            return sorted(p.name for p in local_path(url).iterdir() if not p.name.startswith(TEMPORARY_PREFIX))
+        except FileNotFoundError:
+            return []
+
+    def delete(self, url: str) -> None:
+        """See ``Storage.delete``."""
+        local_path(url).unlink(missing_ok=True)
+
+
+def local_path(url: str) -> Path:
+    """Return the path that a local URL means.
+
+    Example:
+        >>> str(local_path("file:///data/x%20y.tar"))
+        '/data/x y.tar'
+    """
+    if not url.lower().startswith("file:"):
+        return Path(url)
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ArgumentError(f"{url}: names the host {parts.netloc!r}; a local file is written file:///path")
+    return Path(unquote(parts.path))
+
+
+def canonical_url(url: str) -> str:
+    """Return what tells one folder from another: the path without links, or the URL of another place.
+
+    Example:
+        >>> canonical_url("s3://bucket/a/"), canonical_url("/data/../a")
+        ('s3://bucket/a', '/a')
+    """
+    return url.rstrip("/") if is_remote(url) else str(local_path(url).resolve())
+
+
+def working_folder(url: str) -> Path:
+    """Return where on this machine to keep what belongs to a folder: there, or in ``TMPDIR`` if it is elsewhere.
+
+    Raises:
+        PermissionError: Somebody else has made that place in ``TMPDIR``.
+
+    Example:
+        >>> str(working_folder("shards/train"))
+        'shards/train'
+    """
+    if not is_remote(url):
+        return local_path(url)
+    own = Path(tempfile.gettempdir(), f"{TEMPORARY_PREFIX}{os.getuid()}")
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.lstat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "belongs to somebody else; set TMPDIR", str(own))
+    return own / hashlib.sha256(canonical_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def remove_temporary_files(folder: str) -> None:
+    """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
+    path = local_path(folder)
+    for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
+        if leftover.is_file() and leftover.name != LOCK_NAME:
+            leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Say which file it was that a full disk cut short; the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = url
+        raise
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[int]:
+    descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:
+    try:
+        os.link(temporary, path)  # unlike a rename, never replaces what appeared meanwhile
+    except FileExistsError:
+        raise taken(url) from None
+    except OSError:  # FAT and some network file systems have no hard links
+        if path.exists():
+            raise taken(url) from None
+        temporary.rename(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut. Some file systems have no such thing."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,170 @@
+"""What a web server's answer says of itself: which part of which version of a file it brings, or why it brings none."""
+
+import email.utils
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardkit.errors import hide_secrets
+from shardkit.storage.retry import Attempts
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+"""What S3 calls it when credentials were right once."""
+
+AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+MISSING = frozenset({404, 410})
+FORBIDDEN = frozenset({401, 403, 407})
+"""What answers mean by their numbers: that it may go better soon; that there is nothing; that it is not allowed."""
+
+_MAX_ERROR_BYTES = 1 << 16
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
+_TEXT = re.compile(rb"<Message>([^<]{1,300})</Message>")
+_ACTUAL_SIZE = re.compile(rb"<ActualObjectSize>(\d{1,18})</ActualObjectSize>")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells one version of a file from another; empty where the server does not say it."""
+
+    size: int | None
+    etag: str = ""
+    modified: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the server says more of it than its size."""
+        return bool(self.etag or self.modified)
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """The header that asks for this version only. A weak ETag cannot."""
+        return {"If-Match": self.etag} if self.etag.startswith('"') else {}
+
+    def contradicts(self, other: "Version") -> bool:
+        """Return whether the versions differ in their size alone, so that a server or proxy must have erred."""
+        if not self.is_named or not other.is_named:
+            return self.is_named or other.is_named  # one comes from who knows no versions, a proxy's page perhaps
+        return self.etag == other.etag if self.etag or other.etag else self.modified == other.modified
+
+    def settle(self, other: "Version") -> "Version":
+        """Return what is left to believe of two contradictory versions."""
+        if self.is_named and other.is_named:
+            return replace(self, size=None)
+        return self if self.is_named else other
+
+    def differs(self, other: "Version") -> str:
+        """Return in what the versions are known to differ; empty if they may be the same."""
+        pairs = [("size", self.size, other.size), ("ETag", self.etag, other.etag)]
+        if not (self.etag and other.etag):
+            pairs.append(("Last-Modified", self.modified, other.modified))
+        for name, mine, others in pairs:
+            if mine not in (None, "") and others not in (None, "") and mine != others:
+                return f"its {name} is {others}, it was {mine}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer without the file.
+
+    Attributes:
+        status: Its number.
+        code: What S3 calls it; empty if the server does not speak S3.
+        text: What S3 says of it.
+        headers: Its headers.
+        size: The file's size, if the answer tells it.
+    """
+
+    status: int
+    code: str
+    text: str
+    headers: "dict[str, str]"
+    size: int | None
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether who asks has not the right, or has it no more."""
+        return self.status in FORBIDDEN or self.code in EXPIRED
+
+    def __str__(self) -> str:
+        said = f"{self.code}: {self.text}" if self.text else self.code
+        return f"the server answers {self.status}" + (f" ({hide_secrets(said)})" if said else "")
+
+
+def read_extent(response: "BaseHTTPResponse", position: int) -> tuple[int, int | None, int | None]:
+    """Return where an answer begins, where it ends and how large the file is, the last two if they are known.
+
+    Args:
+        response: The answer, of status 200 or 206.
+        position: From which byte on the file was asked for.
+
+    Raises:
+        ValueError: It brings something else; with the reason.
+    """
+    headers = response.headers
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ValueError(f"it is encoded as {encoding}, which was not asked for; store it without that encoding")
+    length = _number(headers.get("Content-Length"))
+    if response.status == 200:  # the server does not know ranges: the file from its beginning
+        return 0, None, length
+    said = headers.get("Content-Range", "").strip()
+    match = _CONTENT_RANGE.match(said)
+    first, stop = (int(match[1]), int(match[2]) + 1) if match and match[1] else (-1, -1)
+    size = _number(match[3]) if match else None
+    is_possible = first == position and first < stop and (size is None or stop <= size)
+    if not is_possible or (length is not None and length != stop - first):
+        has = "" if length is None else f" and {length:,} bytes"
+        raise ValueError(f"it has the Content-Range {said!r}{has}")
+    return first, stop, size
+
+
+def read_version(response: "BaseHTTPResponse", size: int | None) -> Version:
+    """Return the version that an answer is of."""
+    headers = response.headers
+    return Version(size, headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip())
+
+
+def read_refusal(response: "BaseHTTPResponse", attempts: Attempts, doing: str) -> Refusal:
+    """Read and close an answer without the file.
+
+    Raises:
+        StorageError: It does not come within the time.
+        urllib3.exceptions.HTTPError: The connection broke.
+    """
+    body = b""
+    while len(body) < _MAX_ERROR_BYTES and (piece := response.read1(_MAX_ERROR_BYTES)):
+        body += piece
+        attempts.check_time(doing)
+    response.close()
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    code, text, actual = _CODE.search(body), _TEXT.search(body), _ACTUAL_SIZE.search(body)
+    said = _CONTENT_RANGE.match(headers.get("content-range", ""))
+    return Refusal(
+        response.status,
+        code[1].decode() if code else "",
+        " ".join(text[1].decode(errors="replace").split()) if text else "",
+        headers,
+        int(actual[1]) if actual else _number(said[3]) if said else None,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def asked_pause(text: str | None) -> float | None:
+    """Return the seconds that a Retry-After asks for."""
+    if text is None:
+        return None
+    if text.strip().isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,129 @@
+"""What S3 is asked to do beside giving bytes: done, tried again where that makes sense, or refused with a reason."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardkit.errors import AccessError, ArgumentError, MissingFileError, StorageError, hide_secrets
+from shardkit.storage.responses import AGAIN, EXPIRED, FORBIDDEN, asked_pause
+from shardkit.storage.retry import Attempts
+from shardkit.storage.s3.session import S3Options, advise, no_credentials, session_for
+
+AGAIN_CODES = frozenset(
+    {
+        *["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"],
+        *["BadDigest", "XAmzContentSHA256Mismatch"],  # it was damaged on its way
+    }
+)
+"""What S3 calls it when the next try may go better, whatever the status is."""
+
+
+class RefusedError(Exception):
+    """S3 does not do what it was asked to, and would not the next time.
+
+    Attributes:
+        status: The answer's number.
+        code: What S3 calls it.
+    """
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(hide_secrets(f"{code}: {text}" if text else code))
+        self.status = status
+        self.code = code
+
+    def explain(self, url: str, doing: str) -> StorageError:
+        """Return the error for the user."""
+        if self.status == 404:
+            return MissingFileError(f"{url}: does not exist ({self}); correct the URL", url=url)
+        if self.status in FORBIDDEN or self.code in EXPIRED:
+            return AccessError(f"{url}: {doing}: access is refused ({self}); {advise(self.code)}", url=url)
+        return StorageError(
+            f"{url}: {doing}: the server answers {self.status} ({self}); correct the URL or the server", url=url
+        )
+
+
+class Caller:
+    """Has S3 do things.
+
+    Args:
+        options: Who asks, and which server.
+    """
+
+    def __init__(self, options: S3Options) -> None:
+        self._options = options
+
+    def attempts(self, url: str, size: int = 0) -> Attempts:
+        """Return what bounds the tries and the time of one call, which sends so many bytes."""
+        attempts = Attempts(url, self._options.total_timeout)
+        attempts.receive(size, is_wanted=False)
+        return attempts
+
+    def call(
+        self,
+        operation: str,
+        url: str,
+        doing: str,
+        parameters: Mapping[str, object],
+        *,
+        attempts: Attempts | None = None,
+        body: Callable[[], object] | None = None,
+    ) -> dict[str, Any]:
+        """Have one thing done, and return what S3 says.
+
+        Args:
+            operation: Its name in botocore.
+            url: The object or folder, for messages.
+            doing: What cannot be done, as the message says it.
+            parameters: The operation's.
+            attempts: Bounds tries and time, and counts them.
+            body: Returns what is sent, anew for each try.
+
+        Raises:
+            RefusedError: S3 refuses it.
+            StorageError: It was tried in vain, or not within the time.
+            AccessError: There are no credentials.
+            ArgumentError: A parameter cannot be right, such as a bucket's name.
+        """
+        from botocore import exceptions
+
+        attempts = attempts or self.attempts(url)
+        while True:
+            session = session_for(self._options)
+            sent = {"Body": body()} if body is not None else {}
+            try:
+                result: dict[str, Any] = getattr(session.client, operation)(**parameters, **sent)
+            except exceptions.ClientError as error:
+                about, said = error.response.get("ResponseMetadata", {}), error.response.get("Error", {})
+                headers = about.get("HTTPHeaders", {})
+                code, status = str(said.get("Code", "")), int(about.get("HTTPStatusCode", 0))
+                refused = RefusedError(status, code, str(said.get("Message", "")))
+                if status in AGAIN or code in AGAIN_CODES:
+                    attempts.fail(doing, str(refused), pause=asked_pause(headers.get("retry-after")))
+                elif attempts.renewals < 2 and session.renew(url, code, headers.get("x-amz-bucket-region")):
+                    attempts.renewals += 1
+                else:
+                    raise refused from None
+            except (exceptions.NoCredentialsError, exceptions.CredentialRetrievalError) as error:
+                raise no_credentials(url, str(error)) from None
+            except exceptions.ParamValidationError as error:
+                raise ArgumentError(f"{url}: {' '.join(str(error).split())}; correct the URL", url=url) from None
+            except exceptions.SSLError as error:
+                attempts.fail(doing, _describe(error), is_final="CERTIFICATE_VERIFY_FAILED" in str(error))
+            except (exceptions.BotoCoreError, OSError) as error:
+                attempts.fail(doing, _describe(error))
+            else:
+                return result
+
+
+def _describe(error: Exception) -> str:
+    """Return what went wrong on the way, without secrets."""
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.EndpointConnectionError | exceptions.ConnectTimeoutError):
+        return "no connection was made"
+    if isinstance(error, exceptions.ReadTimeoutError):
+        return "the server was silent for too long"
+    if isinstance(error, exceptions.SSLError):
+        return "the connection is not secure"
+    if isinstance(error, exceptions.ProxyConnectionError):
+        return "the proxy was not reached"
+    return f"the connection broke ({type(error).__name__})"

@@ -1,0 +1,107 @@
+"""Objects of S3 servers as files: read in ranges, written whole."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, BinaryIO
+
+from shardkit.errors import ArgumentError, MissingFileError, NoListingError
+from shardkit.storage.base import TEMPORARY_PREFIX, FileInfo, check_options, taken
+from shardkit.storage.ranges import Ranges, RangeStream
+from shardkit.storage.s3.client import Caller, RefusedError
+from shardkit.storage.s3.session import OPTIONS, S3Options, S3Signer, session_for, split_s3
+from shardkit.storage.s3.uploads import Upload, Uploads
+from shardkit.storage.spool import spooled
+
+
+class S3Storage:
+    """Files of S3 servers: ``s3://bucket/folder/name``.
+
+    Args:
+        options: See ``S3Options``.
+
+    Raises:
+        ArgumentError: An option is not known, or is wrong.
+        MissingExtraError: botocore is not installed.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        given: dict[str, Any] = dict(options or {})
+        check_options("s3", given, OPTIONS)
+        self._options = S3Options(**given)
+        self._caller = Caller(self._options)
+        self.uploads = Uploads(self._options)
+
+    @cached_property
+    def _ranges(self) -> Ranges:
+        return Ranges(S3Signer(self._options), session_for(self._options).network)
+
+    def info(self, url: str) -> FileInfo:
+        """See ``Storage.info``."""
+        return self._ranges.info(url)
+
+    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
+        """See ``Storage.read_range``."""
+        return self._ranges.read(url, start, size, fresh=fresh)
+
+    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
+        """See ``Storage.read_into``."""
+        self._ranges.read_into(url, start, out, fresh=fresh)
+
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> RangeStream:
+        """See ``Storage.open``."""
+        return self._ranges.open(url, start, fresh=fresh)
+
+    @contextlib.contextmanager
+    def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+        """See ``Storage.create``. The file waits on this machine's disk until it is whole."""
+        if not split_s3(url)[1]:
+            raise ArgumentError(f"{url}: is a bucket, not a file; write s3://bucket/name", url=url)
+        if not overwrite and self.uploads.find(url) is not None:
+            raise taken(url)
+        with spooled(url) as file:
+            yield file
+            file.flush()
+            self.uploads.publish(url, file, overwrite=overwrite)
+        self._ranges.forget(url)
+
+    def delete(self, url: str) -> None:
+        """See ``Storage.delete``."""
+        self.uploads.delete(url)
+        self._ranges.forget(url)
+
+    def list(self, url: str) -> list[str]:
+        """See ``Storage.list``. Who may not list is told so by NoListingError."""
+        bucket, key = split_s3(url)
+        prefix = f"{key.rstrip('/')}/" if key else ""
+        found: list[str] = []
+        page: dict[str, Any] = {}
+        doing = "its folder cannot be listed"
+        while not page or page.get("IsTruncated"):
+            token = {"ContinuationToken": page["NextContinuationToken"]} if page else {}
+            try:
+                parameters = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/", **token}
+                page = self._caller.call("list_objects_v2", url, doing, parameters)
+            except RefusedError as error:
+                explained = error.explain(url, doing)
+                raise NoListingError(str(explained), url=url) if error.status == 403 else explained from None
+            found += [entry["Key"] for entry in page.get("Contents", ())]
+            found += [entry["Prefix"].removesuffix("/") for entry in page.get("CommonPrefixes", ())]
+        names = sorted(name.removeprefix(prefix) for name in found)
+        if not names and key and not url.endswith("/"):
+            with contextlib.suppress(MissingFileError):
+                self.info(url)
+                raise NotADirectoryError(f"{url}: is a file")
+        return [name for name in names if name and not name.startswith(TEMPORARY_PREFIX)]
+
+
+def find_uploads(url: str, storage: S3Storage) -> list[Upload]:
+    """Return the uploads to a folder or an object that were begun and not ended, the oldest first.
+
+    Raises:
+        ArgumentError: It is no URL of S3.
+        StorageError: The server does not list them.
+    """
+    if not url.lower().startswith("s3://"):
+        raise ArgumentError(f"{url}: only S3 has unfinished uploads; write s3://bucket/folder", url=url)
+    return sorted(storage.uploads.list(url), key=lambda upload: upload.began)

@@ -1,0 +1,222 @@
+"""Transforms of albumentations and torchvision -> transforms that give the same for the same seed, epoch and position.
+
+By themselves they do not, where several threads call them: they draw from one generator, in the order in which the
+threads happen to come. Here each thread has a copy of its own, and what a call draws follows from its ``rng`` alone.
+"""
+
+import copy
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import ArgumentError
+from shardkit.sample import RESERVED
+from shardkit.transforms.rng import Rng
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+class Albumentations:
+    """A transform of albumentations 2 or later, or of AlbumentationsX, that is repeatable.
+
+    For a field, as in ``transform={"image": Albumentations(...)}``, it gets the field's value as ``image``. For several
+    fields, as in ``{("image", "mask"): ...}``, or as a function of the sample, it gets all of them under their names,
+    which are to be those of albumentations' targets: image, mask, bboxes, keypoints, ... Fields that are None are left
+    out, and stay None.
+
+    Args:
+        transform: The transform, as ``albumentations.Compose([...])``. It is copied, and never called itself.
+
+    Raises:
+        ArgumentError: It does not say what its random numbers are to be.
+
+    Example:
+        >>> class Shift:  # what shardkit uses of a transform of albumentations
+        ...     def set_random_state(self, generator, _):
+        ...         self.generator = generator
+        ...     def __call__(self, image):
+        ...         return {"image": image + self.generator.integers(9)}
+        >>> shift = Albumentations(Shift())
+        >>> int(shift(100, Rng(5))) == int(shift(100, Rng(5)))
+        True
+    """
+
+    def __init__(self, transform: Callable[..., Mapping[str, Any]]) -> None:
+        if not callable(transform) or not hasattr(transform, "set_random_state"):
+            raise ArgumentError(
+                f"transform is {type(transform).__name__}, expected a transform of albumentations 2 or later, which "
+                "has set_random_state(); for others, pass a function with a parameter rng"
+            )
+        self._copies = _Copies(transform)
+
+    def __call__(self, image: Any, rng: Rng) -> Any:
+        """Return the transformed image, or the dict of what was transformed together.
+
+        Args:
+            image: uint8, (height, width, 3); or a dict of targets.
+            rng: Decides all that is random.
+        """
+        transform = self._copies.own()
+        generator = random.Random(rng.bits())  # noqa: S311 - of an augmentation
+        transform.set_random_state(np.random.default_rng(rng.bits()), generator)
+        if not isinstance(image, Mapping):
+            return transform(image=image)["image"]
+        made = transform(**_fields(image))
+        return {name: made.get(name, value) for name, value in image.items()}
+
+
+class Torchvision:
+    """A transform of torchvision, of its v2, that is repeatable.
+
+    For a field it gets its value; for several, or as a function of the sample, a dict of them. Images that are arrays
+    become uint8 tensors with the channels first, which share their memory; what comes back as such a tensor becomes an
+    array again, so that batches are as they are otherwise, and anything else stays what it is.
+
+    What is drawn through functions of torch comes from a generator of this thread and this call, and torch's own is
+    left alone. Python's and NumPy's are not looked after: torchvision's v2 does not use them.
+
+    Args:
+        transform: The transform, as ``torchvision.transforms.v2.Compose([...])``. It is copied, and never called
+            itself.
+        nearest: Of several fields, those that are masks, whose pixels are never mixed.
+
+    Raises:
+        ArgumentError: It cannot be called.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> shift = Torchvision(lambda image: image + torch.randint(9, ()).to(image.dtype))  # draws as v2 does
+        >>> a, b = (shift(np.zeros((2, 3, 3), np.uint8), Rng(5)) for _ in range(2))
+        >>> a.shape, np.array_equal(a, b)
+        ((2, 3, 3), True)
+    """
+
+    def __init__(self, transform: Callable[..., Any], *, nearest: Sequence[str] = ()) -> None:
+        if not callable(transform):
+            raise ArgumentError(f"transform is {transform!r:.80}, expected a transform of torchvision")
+        if isinstance(nearest, str):
+            raise ArgumentError(f"nearest is {nearest!r}, expected names of fields, as ({nearest!r},)")
+        self._copies = _Copies(transform)
+        self._nearest = frozenset(nearest)
+
+    def __call__(self, image: Any, rng: Rng) -> Any:
+        """Return the transformed image, or the dict of what was transformed together.
+
+        Args:
+            image: uint8, (height, width, 3), a tensor or a PIL image; or a dict of these and others.
+            rng: Decides all that is random.
+
+        Raises:
+            ArgumentError: The transform draws through a function of torch that takes no generator.
+        """
+        transform = self._copies.own()
+        with _keyed_randomness(rng.bits()):
+            if not isinstance(image, Mapping):
+                return _as_array(transform(_as_tensor(image)))
+            made = transform({name: self._wrapped(name, value) for name, value in _fields(image).items()})
+        return {name: _as_array(made[name]) if name in made else value for name, value in image.items()}
+
+    def _wrapped(self, name: str, value: Any) -> Any:
+        """Return a value as one of torchvision's types, which say how it is transformed."""
+        from torchvision import tv_tensors
+
+        if name in self._nearest and isinstance(value, np.ndarray):
+            return tv_tensors.Mask(_as_tensor(value))
+        tensor = _as_tensor(value)
+        return tensor if tensor is value else tv_tensors.Image(tensor)
+
+
+class _Copies:
+    """A transform, and a copy of it for every thread: what it notes while it runs is not shared."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self._local = threading.local()
+
+    def own(self) -> Any:
+        """Return this thread's copy."""
+        if not hasattr(self._local, "copy"):
+            self._local.copy = copy.deepcopy(self._original)
+        return self._local.copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Copies, (self._original,)
+
+
+def _fields(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if value is not None and name not in RESERVED}
+
+
+def _as_tensor(value: Any) -> Any:
+    """Return an image as a tensor, (3, height, width), and what is none as it is."""
+    import torch
+
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.shape[2:] != (3,):
+        return value
+    return torch.from_numpy(value if value.flags.writeable else value.copy()).permute(2, 0, 1)
+
+
+def _as_array(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.as_subclass(torch.Tensor)
+        if value.dtype == torch.uint8 and value.ndim == 3 and len(value) == 3:
+            return value.permute(1, 2, 0).numpy()
+    return value
+
+
+def _keyed_randomness(key: int) -> "AbstractContextManager[Any]":
+    """Return a context in which this thread's random numbers of torch follow from a key."""
+    import torch
+
+    mode: AbstractContextManager[Any] = _mode()(torch.Generator().manual_seed(key))
+    return mode
+
+
+@cache
+def _mode() -> type[Any]:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class KeyedRandomness(TorchFunctionMode):
+        """Gives a generator to every function of torch that draws and was not given one; in this thread alone."""
+
+        def __init__(self, generator: torch.Generator) -> None:
+            super().__init__()
+            self._generator = generator
+
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if _draws(func) and kwargs.get("generator") is None:
+                kwargs = {**kwargs, "generator": self._generator}
+            return func(*args, **kwargs)
+
+    return KeyedRandomness
+
+
+@cache
+def _draws(func: Any) -> bool:
+    """Return whether a function of torch draws random numbers.
+
+    Raises:
+        ArgumentError: It does, and there is no way to tell it which.
+    """
+    import torch
+
+    operator: Any = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+    names = operator.overloads() if hasattr(operator, "overloads") else ()  # __eq__ and its like are no operators there
+    overloads = [getattr(operator, name) for name in names]
+    if not any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
+        return False
+    if any(argument.name == "generator" for overload in overloads for argument in overload._schema.arguments):  # noqa: SLF001 - torch has no other way to ask
+        return True
+    raise ArgumentError(
+        f"a transform draws random numbers by torch.{func.__name__}, which takes no generator, so that they could not "
+        "be the same again; leave it to the network"
+    )

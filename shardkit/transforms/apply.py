@@ -1,0 +1,252 @@
+"""What was read -> what a training loop gets: fields picked and decoded, and the user's function called.
+
+A function with a parameter named ``rng`` is given an ``Rng``, whose key says which sample of which epoch it is for. So
+what it draws depends on neither threads nor processes, nor on what was drawn before.
+
+Where an image transform comes first for a field, the field is not decoded before: the transform does it.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import ArgumentError, SampleError
+from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample
+from shardkit.transforms.crops import ImageTransform
+from shardkit.transforms.image_source import PendingImage
+from shardkit.transforms.resize import Pixels
+from shardkit.transforms.rng import Rng
+
+FieldFunctions: TypeAlias = (
+    Mapping[str, Callable[..., Any]]
+    | Mapping[tuple[str, ...], Callable[..., Any]]
+    | Mapping[str | tuple[str, ...], Callable[..., Any]]
+)
+"""Functions of single fields' values, by their names; or of dicts of several fields' values, by tuples of names."""
+
+
+class FieldFunction:
+    """A user's function of a field's value, or of a dict of the values of several.
+
+    Attributes:
+        names: The fields.
+        function: The function.
+        takes_rng: Whether it has a parameter named ``rng``.
+    """
+
+    def __init__(self, fields: str | tuple[str, ...], function: Callable[..., Any]) -> None:
+        if isinstance(fields, tuple) and not (fields and all(isinstance(field, str) for field in fields)):
+            raise ArgumentError(f"transform has functions for {fields!r}, expected a field, or a tuple of fields")
+        self._is_of_several = isinstance(fields, tuple)
+        self.names = fields if isinstance(fields, tuple) else (fields,)
+        self.function = function
+        self.takes_rng = _takes_rng(function)
+
+    def __call__(self, sample: Sample, rng: Rng | None, outs: Mapping[str, Pixels] | None) -> None:
+        """Put what the function returns into a sample, in place of what it was given."""
+        values = {name: sample[name] for name in self.names}
+        if isinstance(self.function, ImageTransform):
+            sample.update(self.function.apply(values, rng, outs))
+        elif self._is_of_several:
+            made = self._call(values, rng)
+            if not isinstance(made, Mapping) or made.keys() != values.keys():
+                got = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+                raise ArgumentError(f"a function of {', '.join(self.names)} returned {got}, expected a dict of these")
+            sample.update(made)
+        elif values[self.names[0]] is not None:
+            sample[self.names[0]] = self._call(values[self.names[0]], rng)
+
+    def _call(self, value: Any, rng: Rng | None) -> Any:
+        return self.function(value, rng=rng) if self.takes_rng else self.function(value)
+
+
+class Transform:
+    """A user's ``transform`` argument: a function of the sample, or functions of fields, or nothing.
+
+    It is true if there is something to call. It can be pickled if the functions can.
+
+    Attributes:
+        needs_rng: Whether a function has a parameter named ``rng``, so that a call needs one.
+        is_of_sample: Whether it is a function of the sample.
+        functions: Else, the functions of fields, in the order in which they are called.
+
+    Example:
+        >>> flip = Transform.parse({"text": lambda text, rng: text[::-1] if rng.random() < 0.5 else text})
+        >>> flip.needs_rng, [flip({"__key__": "a", "text": "abc"}, Rng(key))["text"] for key in range(4)]
+        (True, ['abc', 'cba', 'abc', 'abc'])
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any] | None, functions: Iterable[FieldFunction] = ()) -> None:
+        self._name = name
+        self._function = function
+        self._takes_rng = function is not None and _takes_rng(function)
+        self.is_of_sample = function is not None
+        self.functions = tuple(functions)
+        self.needs_rng = self._takes_rng or any(one.takes_rng for one in self.functions)
+
+    @classmethod
+    def parse(cls, transform: Callable[..., Any] | FieldFunctions | None, *, name: str = "transform") -> "Transform":
+        """Return what an argument means.
+
+        Args:
+            transform: A function of a sample, which returns what takes its place; a mapping of names of fields to
+                functions of their values, or of tuples of names to functions of dicts of their values; or None.
+            name: What the argument is called, for messages.
+
+        Raises:
+            ArgumentError: It is none of these.
+        """
+        functions = transform.values() if isinstance(transform, Mapping) else [transform]
+        if transform is not None and not all(callable(function) for function in functions):
+            raise ArgumentError(f"{name} is {transform!r}, expected a function, or a mapping of names to functions")
+        if not isinstance(transform, Mapping):
+            return cls(name, transform)
+        return cls(name, None, (FieldFunction(fields, function) for fields, function in transform.items()))
+
+    def __bool__(self) -> bool:
+        return self.is_of_sample or bool(self.functions)
+
+    def __call__(self, sample: Sample, rng: Rng | None = None, outs: Mapping[str, Pixels] | None = None) -> Any:
+        """Return what the transform makes of a sample, which it may change. A field that is None stays None.
+
+        Args:
+            sample: The sample.
+            rng: For functions that need one.
+            outs: Where image transforms write to, by the names of the fields, if the result is uint8 and of that shape.
+
+        Raises:
+            SampleError: A field that has a function is missing.
+            ArgumentError: A function raised StopIteration.
+            CodecError: An image that was not decoded yet cannot be; ``was_undecodable`` knows it. What the functions
+                themselves raise gets a note of the sample, and of the field, and passes.
+        """
+        names: Sequence[str] = ()
+        missing: Sequence[str] = ()
+        try:
+            if self._function is not None:
+                return self._function(sample, rng=rng) if self._takes_rng else self._function(sample)
+            for function in self.functions:
+                names = function.names
+                if missing := [name for name in names if name not in sample]:
+                    break
+                function(sample, rng, outs)
+            else:
+                return sample
+        except StopIteration as error:  # a loop over samples would end there, and not say that the rest is missing
+            raise ArgumentError(
+                f"{_place(sample, *names)}: {self._name}= raised StopIteration, which would be taken for the end of "
+                "the data; give next() a default, or raise another error"
+            ) from error
+        except Exception as error:
+            if not was_undecodable(sample, error):
+                error.add_note(f"This was raised by {self._name}= for {_place(sample, *names)}")
+            raise
+        raise SampleError(
+            f"{_place(sample)}: has no field {missing[0]!r}, which {self._name} names; name fields that every sample "
+            "has",
+            key=str(sample.get(KEY, "")),
+            url=str(sample.get(URL, "")),
+            field=missing[0],
+        )
+
+
+def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -> frozenset[str]:
+    """Return the fields that ``decode_fields`` may leave undecoded: an image transform is the first to get them.
+
+    Args:
+        transforms: What is called with the sample, one after the other.
+        decoder: What decodes the fields.
+    """
+    if decoder is None:
+        return frozenset()
+    found: dict[str, bool] = {}
+    for transform in transforms:
+        if transform.is_of_sample:
+            break
+        for one in transform.functions:
+            for name in one.names:
+                # A mask as a PIL image has the numbers of its classes; decoded here, it would have their colours.
+                is_taken = isinstance(one.function, ImageTransform) and not (
+                    decoder.images == "pil" and name in one.function.nearest
+                )
+                found.setdefault(name, is_taken)
+    return frozenset(name for name, is_taken in found.items() if is_taken)
+
+
+def parse_decode(decode: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument
+    """Return the decoder that a ``decode`` argument means; None keeps bytes.
+
+    Raises:
+        ArgumentError: It is neither True, False nor a decoder.
+    """
+    if not isinstance(decode, bool | Decoder):
+        raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
+    return (Decoder() if decode else None) if isinstance(decode, bool) else decode
+
+
+def decode_fields(
+    sample: Sample, selection: FieldSelection, decoder: Decoder | None, *, undecoded: Collection[str] = ()
+) -> Sample:
+    """Return a sample's picked fields under their new names, decoded by their own; ``__key__`` and its like are kept.
+
+    Args:
+        sample: Bytes of fields, or views of them. Values of index columns that are in ``__columns__`` come out beside
+            the fields.
+        selection: What to pick.
+        decoder: None keeps the bytes.
+        undecoded: Fields, by their new names, that become pending images if they are images; see ``undecoded_fields``.
+
+    Raises:
+        SampleError: A field is missing and not optional.
+        CodecError: A picked field cannot be decoded.
+
+    Example:
+        >>> decode_fields({"__key__": "a", "cls": b"7"}, FieldSelection.parse({"label": "cls"}), Decoder())
+        {'__key__': 'a', 'label': 7}
+    """
+    if decoder is None:
+        picked = selection.pick(sample).items()
+        decoded: Sample = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in picked}
+    else:
+
+        def value_of(name: str, field: str) -> Any:
+            data, at = sample[field], {"field": field, "key": sample.get(KEY, ""), "url": sample.get(URL, "")}
+            if name in undecoded and decoder.takes_as_image(field):
+                return PendingImage(data, max_pixels=decoder.max_pixels, **at)
+            return decoder.decode(data=data, **at)
+
+        if selection.wanted:
+            decoded = {name: sample[name] for name in sample if name in RESERVED}
+            for name, field in selection.choose(sample).items():
+                decoded[name] = None if field is None else value_of(name, field)
+        else:
+            kept = {name for name, value in sample.items() if value is None or name.startswith("_")}
+            decoded = {name: sample[name] if name in kept else value_of(name, name) for name in sample}
+    if COLUMNS in decoded:
+        decoded.update(decoded.pop(COLUMNS))
+    return decoded
+
+
+def was_undecodable(sample: object, error: BaseException) -> bool:
+    """Return whether an error of a transform is that of an image of the sample that was left to it to decode."""
+    values = sample.values() if isinstance(sample, Mapping) else ()
+    return any(isinstance(value, PendingImage) and value.error is error for value in values)
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    if isinstance(function, partial) and "rng" in function.keywords:
+        return False  # the user gave it one
+    try:
+        parameter = inspect.signature(function).parameters.get("rng")
+    except (TypeError, ValueError):  # some of what is written in C has no signature
+        return False
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _place(sample: Sample, *fields: str) -> str:
+    of_field = f"field {', '.join(map(repr, fields))} of " if fields else ""
+    of_shard = f" of shard {sample[URL]}" if sample.get(URL) else ""
+    of_file = f", made of {sample[SOURCE]}" if sample.get(SOURCE) else ""
+    return f"{of_field}sample {sample.get(KEY, '')!r}{of_shard}{of_file}"

@@ -1,0 +1,231 @@
+"""An image file -> the pixels of a box of it, decoded when it is known which box that is, and how large it is needed.
+
+Also the same for what is decoded already, so that a transform need not know.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from shardkit.codecs.images import decode_jpeg, decode_other_image, jpeg_orientation, jpeg_size, open_image, rgb_of
+from shardkit.codecs.registry import undecodable
+from shardkit.errors import ArgumentError, CodecError
+from shardkit.transforms.resize import Pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# What is left to resizing where a JPEG is decoded smaller. At 4, of nine photographs at qualities 75 and 95, 99.2 % of
+# values and more were within 2 grey levels of those that are decoded whole, none beyond 6; at 3, 98.5 %; at 2, 82 %.
+_REDUCTION_LEFT = 4
+_MAX_SIDE = 65_535  # a JPEG's. Antialiasing takes memory by the side, and max_pixels would allow for one long row
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels.
+
+    Attributes:
+        top: How many rows are above it.
+        left: How many columns are left of it.
+        height: How many rows it has.
+        width: How many columns it has.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def of(self, pixels: Pixels) -> Pixels:
+        """Return this part of an image, not a copy."""
+        return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
+
+
+class Shape(NamedTuple):
+    """Height and width of an image."""
+
+    height: int
+    width: int
+
+
+class Source(Protocol):
+    """An image of known size, whose pixels may not be known yet."""
+
+    height: int
+    width: int
+
+    def pixels(self, box: Box, shape: Shape) -> Pixels:
+        """Return a box's pixels, perhaps fewer of them, but enough for an image of that shape."""
+        ...
+
+
+class ArraySource:
+    """An array.
+
+    Raises:
+        ArgumentError: A side is too long.
+    """
+
+    def __init__(self, array: Pixels) -> None:
+        self._array = array
+        self.height, self.width = array.shape[:2]
+        _check_sides(self)
+
+    def pixels(self, box: Box, _: Shape) -> Pixels:
+        """Return a box's pixels."""
+        return box.of(self._array)
+
+
+class FileSource:
+    """An image file. A JPEG is decoded when its pixels are asked for, others at once.
+
+    Args:
+        data: The file.
+        max_pixels: The most pixels that it may have.
+        exif: Whether it is turned as its EXIF orientation says.
+
+    Raises:
+        ValueError: It is no image, is damaged or cut, or too large; also when its pixels are asked for.
+        Exception: Whatever Pillow raises on a damaged file.
+    """
+
+    def __init__(self, data: bytes | memoryview, *, max_pixels: int, exif: bool) -> None:
+        self._data = data
+        self._max_pixels = max_pixels
+        self._orientation = 1
+        self._array: Pixels | None = None
+        self._size = jpeg_size(data, max_pixels=max_pixels)
+        if self._size is None:
+            if exif:
+                self._array = rgb_of(upright(open_image(bytes(data), max_pixels=max_pixels)))
+            else:
+                self._array = decode_other_image(bytes(data), max_pixels=max_pixels)
+            self.height, self.width = self._array.shape[:2]
+            _check_sides(self)
+            return
+        if exif:
+            self._orientation = jpeg_orientation(data)
+        self.height, self.width = self._size if self._orientation < 5 else self._size[::-1]
+
+    def pixels(self, box: Box, shape: Shape) -> Pixels:
+        """Return a box's pixels, or, of a JPEG of which that is enough for the shape, one for several of them."""
+        if self._array is not None or self._size is None:
+            return box.of(self._array)  # type: ignore[arg-type] # one of both is known
+        divisor = self._divisor(box, shape)
+        rows = box.top + box.height if self._orientation == 1 else None
+        array = decode_jpeg(self._data, self._size, divisor=divisor, rows=rows)
+        if array is None:
+            divisor, array = 1, decode_other_image(bytes(self._data), max_pixels=self._max_pixels)
+        if divisor > 1:
+            box = Box(*(number // divisor for number in box))
+        return box.of(_oriented(array, self._orientation))
+
+    def _divisor(self, box: Box, shape: Shape) -> int:
+        """Return by how much to decode smaller, so that the box still begins and ends at whole pixels."""
+        divisor = divisor_of(box, shape)
+        numbers = (*box, self.height, self.width) if self._orientation > 1 else box
+        while any(number % divisor for number in numbers):
+            divisor //= 2
+        return divisor
+
+
+class PendingImage:
+    """An image file in a sample whose pixels are asked for by the transform that comes next.
+
+    Args:
+        data: The file.
+        max_pixels: The most pixels that it may have.
+        field: Its field, for messages.
+        key: Its sample, likewise.
+        url: Its shard, likewise.
+
+    Attributes:
+        height: In pixels, once it was opened.
+        width: Likewise.
+        error: What was raised because it cannot be decoded.
+    """
+
+    __slots__ = ("_data", "_max_pixels", "_place", "_source", "error", "height", "width")
+
+    def __init__(self, data: bytes | memoryview, *, max_pixels: int, field: str, key: str, url: str) -> None:
+        self._data = data
+        self._max_pixels = max_pixels
+        self._place = (field, key, url)
+        self.error: Exception | None = None
+
+    def open(self, *, exif: bool) -> "PendingImage":
+        """Find out its height and width, and return itself.
+
+        Args:
+            exif: Whether it is turned as its EXIF orientation says.
+
+        Raises:
+            CodecError: It cannot be decoded; also later.
+        """
+        try:
+            self._source = FileSource(self._data, max_pixels=self._max_pixels, exif=exif)
+        except Exception as error:
+            raise self._undecodable(error) from error
+        self.height, self.width = self._source.height, self._source.width
+        return self
+
+    def pixels(self, box: Box, shape: Shape) -> Pixels:
+        """Return a box's pixels, perhaps fewer of them, but enough for an image of that shape."""
+        try:
+            return self._source.pixels(box, shape)
+        except Exception as error:
+            raise self._undecodable(error) from error
+
+    def _undecodable(self, error: Exception) -> CodecError:
+        field, key, url = self._place
+        self.error = undecodable(error, field, key=key, url=url)
+        return self.error
+
+
+def divisor_of(box: Box, shape: Shape) -> int:
+    """Return by how much an image may be decoded smaller, 1, 2, 4 or 8, and none is seen to be missing in the result.
+
+    Example:
+        >>> divisor_of(Box(0, 0, 3000, 4000), Shape(224, 224)), divisor_of(Box(0, 0, 400, 4000), Shape(224, 224))
+        (2, 1)
+    """
+    divisor = 8
+    reduction = min(box.height / shape.height, box.width / shape.width)
+    while divisor > 1 and reduction < _REDUCTION_LEFT * divisor:
+        divisor //= 2
+    return divisor
+
+
+def aligned(box: Box, shape: Shape) -> Box:
+    """Return a box that a JPEG decoded smaller has whole pixels of: moved and cut by less than ``divisor_of`` pixels.
+
+    Smaller boxes stay as they are.
+
+    Example:
+        >>> aligned(Box(5, 7, 2001, 1901), Shape(224, 224)), aligned(Box(5, 7, 301, 200), Shape(224, 224))
+        (Box(top=4, left=6, height=2000, width=1900), Box(top=5, left=7, height=301, width=200))
+    """
+    divisor = divisor_of(box, shape)
+    return Box(*(number // divisor * divisor for number in box)) if divisor > 1 else box
+
+
+def upright(image: "Image") -> "Image":
+    """Return a PIL image turned as its EXIF orientation says."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
+def _oriented(pixels: Pixels, orientation: int) -> Pixels:
+    """Return a view of an image that is turned as an EXIF orientation says."""
+    if orientation in (3, 4, 6, 7):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 7, 8):
+        pixels = pixels[:, ::-1]
+    return pixels.swapaxes(0, 1) if orientation >= 5 else pixels
+
+
+def _check_sides(source: Source) -> None:
+    if max(source.height, source.width) > _MAX_SIDE:
+        raise ArgumentError(
+            f"it has {source.height:,} x {source.width:,} pixels, expected at most {_MAX_SIDE:,} on a side, as a JPEG "
+            "has; cut it into several"
+        )

@@ -1,0 +1,533 @@
+"""Images of every kind come back as RGB; one that is cut is an error, and one that claims too much takes no memory."""
+
+import io
+import pickle
+import struct
+import sys
+import warnings
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from PIL import ExifTags, Image, ImageFile
+from simplejpeg import encode_jpeg
+
+from shardkit.codecs import images as pixels
+from shardkit.codecs.images import decode_jpeg, jpeg_size
+from shardkit.codecs.registry import MAX_PIXELS, Decoder, encode
+from shardkit.errors import CodecError
+from tests.support.shared import DECODER, PHOTO, refuses, round_trip, same_array, saved
+
+sizes = st.tuples(st.integers(1, 20), st.integers(1, 20))
+colour_images = npst.arrays(np.uint8, sizes.map(lambda size: (*size, 3)))
+grey_images = npst.arrays(np.uint8, sizes)
+
+
+@given(image=colour_images, field=st.sampled_from(["png", "bmp", "tif", "tiff", "ppm", "seg.PNG", "png.gz"]))
+def test_colour_images_come_back_from_lossless_formats(image, field):
+    assert same_array(round_trip(field, image), image)
+    assert same_array(round_trip(field, Image.fromarray(image)), image)
+
+
+@given(image=grey_images, field=st.sampled_from(["png", "bmp", "tif", "tiff", "pgm", "gif"]))
+def test_grey_images_come_back_from_lossless_formats_with_their_grey_repeated(image, field):
+    assert same_array(round_trip(field, image), np.stack([image] * 3, axis=2))
+
+
+@given(image=npst.arrays(np.bool_, sizes))
+def test_black_and_white_images_come_back_from_pbm(image):
+    black_and_white = np.where(image, 255, 0).astype(np.uint8)
+
+    assert same_array(round_trip("pbm", black_and_white), np.stack([black_and_white] * 3, axis=2))
+    assert same_array(round_trip("pbm", Image.fromarray(image)), np.stack([black_and_white] * 3, axis=2))
+
+
+@pytest.mark.parametrize(("field", "error"), [("jpg", 4), ("jpeg", 4), ("webp", 4), ("gif", 30)])
+def test_images_come_back_nearly_from_lossy_formats(field, error):
+    back = round_trip(field, PHOTO)
+
+    assert (back.dtype, back.shape) == (np.uint8, PHOTO.shape)
+    assert 0 < np.abs(back.astype(int) - PHOTO).mean() < error
+
+
+def test_alpha_is_stored_where_a_format_has_it():
+    image = np.dstack([PHOTO, PHOTO[:, :, 0]])
+
+    for field in ("png", "tif"):
+        assert same_array(np.asarray(Decoder(images="pil").decode(field, encode(field, image))), image)
+
+
+def test_alpha_in_a_jpeg_is_refused_and_not_dropped():
+    with pytest.raises(CodecError, match="RGBA"):
+        encode("jpg", np.dstack([PHOTO, PHOTO[:, :, 0]]))
+
+
+# Images
+
+
+def chunk(kind, content):
+    """Return a chunk of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def image_of(mode):
+    """Return an image of that mode and the pixels that it must be decoded to."""
+    grey = PHOTO[:, :, 0]
+    if mode.startswith("I;16"):
+        return Image.fromarray((grey.astype(np.uint16) << 8) + 77), np.stack([grey] * 3, axis=2)
+    image = Image.fromarray(PHOTO)
+    image = image.quantize(64) if mode == "P" else image.convert(mode)
+    rgb = image.convert("RGB") if mode != "P" else image.convert("RGBA").convert("RGB")
+    return image, np.asarray(rgb)
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        *[("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")],
+        *[("TIFF", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK", "YCbCr", "LAB")],
+        *[("BMP", mode) for mode in ("1", "L", "P", "RGB", "RGBA")],
+        *[("PPM", mode) for mode in ("1", "L", "RGB", "I;16")],
+        *[("GIF", mode) for mode in ("1", "L", "P")],
+    ],
+)
+def test_every_kind_of_image_is_decoded_to_the_right_rgb(form, mode):
+    image, pixels = image_of(mode)
+    decoded = DECODER.decode("png", saved(image, form))  # what it is, is read from its bytes
+
+    assert (decoded.dtype, decoded.shape) == (np.uint8, PHOTO.shape)
+    assert np.array_equal(decoded, pixels)
+    assert decoded.flags.writeable
+
+
+@pytest.mark.parametrize("simplejpeg", [True, False])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK", "YCbCr"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}])
+def test_every_kind_of_jpeg_is_decoded_to_pillows_rgb(monkeypatch, simplejpeg, mode, options):
+    if not simplejpeg:
+        monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    data = saved(Image.fromarray(PHOTO).convert(mode), "JPEG", **options)
+    decoded = DECODER.decode("jpg", data)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+    assert (decoded.dtype, decoded.shape) == (np.uint8, PHOTO.shape)
+    assert np.abs(decoded.astype(int) - expected).max() <= 2  # two builds of libjpeg may round differently
+    assert decoded.flags.writeable
+
+
+TRANSPARENT = np.dstack([PHOTO, (np.arange(40 * 48).reshape(40, 48) % 3 * 127).astype(np.uint8)])
+
+
+def png_variants():
+    """Yield PNGs of all kinds, with what surrounds the pixels."""
+    for mode in ("1", "L", "P", "RGB", "I;16"):
+        yield saved(image_of(mode)[0], "PNG")
+    for mode in ("LA", "RGBA"):
+        yield saved(Image.fromarray(TRANSPARENT).convert(mode), "PNG")
+    for channels in (1, 3, 4):
+        numbers = np.random.default_rng(0).integers(0, 1 << 16, (40, 48, channels), dtype=np.uint16)
+        yield cv2.imencode(".png", numbers)[1].tobytes()
+    for transparency in (3, bytes(range(0, 256, 4))):
+        yield saved(Image.fromarray(PHOTO).quantize(64), "PNG", transparency=transparency)
+    yield saved(Image.fromarray(PHOTO), "PNG", transparency=tuple(PHOTO[3, 3].tolist()))
+    yield saved(Image.fromarray(PHOTO[:, :, 0]), "PNG", transparency=77)
+    yield saved(Image.fromarray(PHOTO).quantize(4), "PNG", bits=2)
+    chunks = (b"gAMA", struct.pack(">I", 22_000)), (b"sBIT", b"\5\5\5"), (b"bKGD", bytes(6))
+    data = saved(Image.fromarray(PHOTO), "PNG")
+    for kind, content in chunks:
+        yield data[:33] + chunk(kind, content) + data[33:]
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    yield saved(Image.fromarray(PHOTO), "PNG", exif=exif)
+    frames = [Image.fromarray(np.roll(PHOTO, shift, 0)) for shift in range(3)]
+    yield saved(frames[0], "PNG", save_all=True, append_images=frames[1:])
+    yield saved(frames[0], "PNG", save_all=True, append_images=frames[1:], default_image=True)
+
+
+def webp_variants():
+    for image in (PHOTO, PHOTO[:, :, 0], TRANSPARENT):
+        for options in ({"lossless": True}, {"quality": 30}, {"quality": 95, "alpha_quality": 50}, {"exact": True}):
+            yield saved(Image.fromarray(image), "WEBP", **options)
+    for image in (PHOTO, TRANSPARENT):
+        frames = [Image.fromarray(np.roll(image, shift, 0)) for shift in range(3)]
+        yield saved(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+
+
+def test_pngs_and_webps_are_decoded_to_the_same_pixels_with_opencv_and_without(monkeypatch):
+    for data in (*png_variants(), *webp_variants()):
+        with_opencv = DECODER.decode("png", data)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cv2", None)
+            without = DECODER.decode("png", data)
+
+        assert same_array(with_opencv, without)
+        assert with_opencv.flags.writeable
+
+
+def test_opencv_decodes_where_it_can(monkeypatch):
+    calls = []
+    decode = cv2.imdecode
+    monkeypatch.setattr(cv2, "imdecode", lambda *args: calls.append(0) or decode(*args))
+    for form, options in (("PNG", {}), ("WEBP", {}), ("WEBP", {"lossless": True})):
+        DECODER.decode("png", saved(Image.fromarray(PHOTO), form, **options))
+
+    assert len(calls) == 3
+
+
+def test_a_png_of_whole_chunks_that_hold_other_than_its_pixels_is_the_same_with_opencv_and_without(monkeypatch):
+    def outcome(data):
+        try:
+            return DECODER.decode("png", data).tobytes()
+        except CodecError as error:
+            return str(error)
+
+    data = WHOLE_FILES["png"]
+    rows = zlib.decompress(data[data.index(b"IDAT") + 4 : -16])
+    broken = bytearray(zlib.compress(rows))
+    broken[len(broken) // 2] ^= 255
+    for stream in (zlib.compress(rows + rows), zlib.compress(rows[:-1]), bytes(broken), broken[:-9], b"", b"no zlib"):
+        changed = data[:33] + chunk(b"IDAT", bytes(stream)) + data[-12:]
+        with_opencv = outcome(changed)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cv2", None)
+
+            assert outcome(changed) == with_opencv
+
+
+def test_what_opencv_cannot_decode_pillow_decides(monkeypatch):
+    def refuse(*_):
+        raise cv2.error
+
+    for imdecode in (refuse, lambda *_: None):
+        monkeypatch.setattr(cv2, "imdecode", imdecode)
+
+        assert np.array_equal(DECODER.decode("png", WHOLE_FILES["png"]), PHOTO)
+    monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB")  # as it was before 4.10
+    assert np.array_equal(DECODER.decode("png", WHOLE_FILES["png"]), PHOTO)
+
+
+def test_webp_with_and_without_alpha_and_loss_is_decoded():
+    for mode in ("RGB", "RGBA"):
+        for lossless in (True, False):
+            decoded = DECODER.decode("webp", saved(image_of(mode)[0], "WEBP", lossless=lossless, quality=95))
+
+            assert decoded.shape == PHOTO.shape
+            assert np.abs(decoded.astype(int) - PHOTO).mean() < (1e-9 if lossless else 12)
+
+
+def test_palettes_with_transparency_are_decoded_without_a_warning():
+    image = Image.fromarray(PHOTO).quantize(16)
+    for transparency in (3, bytes(range(0, 256, 16))):
+        data = saved(image, "PNG", transparency=transparency)
+
+        assert np.array_equal(DECODER.decode("png", data), np.asarray(image.convert("RGBA").convert("RGB")))
+
+
+def test_of_animations_the_first_image_is_decoded():
+    frames = [Image.fromarray(PHOTO[:, :, channel]) for channel in range(3)]
+    for form in ("GIF", "TIFF", "PNG"):
+        data = saved(frames[0], form, save_all=True, append_images=frames[1:])
+
+        assert np.array_equal(DECODER.decode("gif", data), np.stack([PHOTO[:, :, 0]] * 3, axis=2))
+
+
+def test_pixels_of_32_bits_are_refused_and_not_clipped():
+    for image, kind in (
+        (Image.fromarray(np.full((2, 2), 70_000, np.int32)), "integers"),
+        (Image.fromarray(np.full((2, 2), 0.5, np.float32)), "floats"),
+    ):
+        data = saved(image, "TIFF")
+        refuses("tif", data, f"its pixels are 32-bit {kind}, expected 8 or 16 bits")
+
+        assert np.array_equal(np.asarray(Decoder(images="pil").decode("tif", data)), np.asarray(image))
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"), [("PNG", "P"), ("PNG", "I;16"), ("JPEG", "CMYK"), ("PNG", "RGBA"), ("JPEG", "RGB")]
+)
+def test_a_pil_image_is_loaded_and_has_the_mode_of_the_file(form, mode):
+    image = image_of(mode)[0]
+    decoded = Decoder(images="pil").decode("png", saved(image, form))
+
+    assert isinstance(decoded, Image.Image)
+    assert decoded.mode == mode
+    assert decoded.size == image.size
+    if form == "PNG":
+        assert decoded.tobytes() == image.tobytes()
+        assert pickle.loads(pickle.dumps(decoded)).tobytes() == image.tobytes()
+
+
+WHOLE_FILES = {
+    "jpg": saved(Image.fromarray(PHOTO), "JPEG"),
+    "progressive jpg": saved(Image.fromarray(PHOTO), "JPEG", progressive=True),
+    "cmyk jpg": saved(Image.fromarray(PHOTO).convert("CMYK"), "JPEG"),
+    "png": saved(Image.fromarray(PHOTO), "PNG"),
+    "webp": saved(Image.fromarray(PHOTO), "WEBP"),
+    "gif": saved(Image.fromarray(PHOTO[:, :, 0]), "GIF"),
+    "animated gif": saved(Image.fromarray(PHOTO), "GIF", save_all=True, append_images=[Image.fromarray(PHOTO.T[0].T)]),
+    "bmp": saved(Image.fromarray(PHOTO), "BMP"),
+    "tif": saved(Image.fromarray(PHOTO), "TIFF"),
+    "lzw tif": saved(Image.fromarray(PHOTO), "TIFF", compression="tiff_lzw"),
+    "ppm": saved(Image.fromarray(PHOTO), "PPM"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "simplejpeg"),
+    [*[(name, True) for name in WHOLE_FILES], *[(name, False) for name in WHOLE_FILES if name.endswith("jpg")]],
+)
+def test_an_image_cut_anywhere_is_an_error(monkeypatch, name, simplejpeg):
+    if not simplejpeg:
+        monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    data = WHOLE_FILES[name]
+    assert DECODER.decode("jpg", data).shape == PHOTO.shape
+
+    for cut in [*range(0, len(data), 7), *range(len(data) - 40, len(data))]:
+        # Pillow warns of cut directories of a TIFF.
+        with warnings.catch_warnings(action="ignore"), pytest.raises(CodecError):
+            DECODER.decode("jpg", data[:cut])
+
+
+@pytest.mark.parametrize("name", WHOLE_FILES)
+def test_a_cut_image_is_an_error_also_as_a_pil_image(name):
+    data = WHOLE_FILES[name]
+    with warnings.catch_warnings(action="ignore"), pytest.raises(CodecError):
+        Decoder(images="pil").decode("png", data[: len(data) * 9 // 10])
+
+
+def test_cut_images_are_refused_also_where_pillow_is_told_to_make_pixels_up(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+
+    assert DECODER.decode("jpg", WHOLE_FILES["jpg"]).shape == PHOTO.shape
+    for name in ("gif", "cmyk jpg"):
+        refuses(
+            "jpg",
+            WHOLE_FILES[name],
+            "LOAD_TRUNCATED_IMAGES is on, so that cut images pass for whole ones; set it to False",
+        )
+
+
+def test_a_damaged_png_is_refused_but_for_what_is_not_critical():
+    data = WHOLE_FILES["png"]
+    for at in range(8, len(data), 5):
+        damaged = bytearray(data)
+        damaged[at] ^= 4
+        with pytest.raises(CodecError):
+            DECODER.decode("png", bytes(damaged))
+    comment = bytearray(chunk(b"tEXt", b"Comment\0text"))
+    comment[-1] ^= 1
+    assert np.array_equal(DECODER.decode("png", data[:-12] + bytes(comment) + data[-12:]), PHOTO)
+    assert np.array_equal(DECODER.decode("png", data + b"garbage behind the end"), PHOTO)
+
+
+def test_pillow_takes_over_what_simplejpeg_refuses_although_nothing_is_missing():
+    data = WHOLE_FILES["jpg"]
+
+    assert np.array_equal(DECODER.decode("jpg", data[:-2] + b"\1\2\3" + data[-2:]), DECODER.decode("jpg", data))
+
+
+def test_a_jpeg_with_missing_pixels_is_refused_also_where_pillow_would_take_it():
+    data = WHOLE_FILES["jpg"]
+    middle = data.rindex(b"\xff\xda") + 100
+    holed = data[:middle] + data[-2:]
+
+    assert Image.open(io.BytesIO(holed)).convert("RGB").size == (48, 40)
+    refuses("jpg", holed, "premature end")
+
+
+LARGE = Image.fromarray(PHOTO).resize((203, 170), Image.Resampling.BICUBIC)
+PARTLY_DECODED = {
+    "4:4:4": saved(LARGE, "JPEG", subsampling=0),
+    "4:2:2": saved(LARGE, "JPEG", subsampling=1),
+    "4:2:0": saved(LARGE, "JPEG", subsampling=2),
+    "4:4:0": encode_jpeg(np.ascontiguousarray(LARGE), colorsubsampling="440"),
+    "4:1:1": encode_jpeg(np.ascontiguousarray(LARGE), colorsubsampling="411"),
+    "grey": saved(LARGE.convert("L"), "JPEG"),
+    "restart markers": saved(LARGE, "JPEG", restart_marker_rows=1),
+    "comment": saved(LARGE, "JPEG", comment=b"\xff\xc0\0\x11\x08\0\xaa\0\xcb" * 9, quality=99),
+    "filled": b"\xff\xd8\xff\xff" + saved(LARGE, "JPEG", optimize=True)[2:],
+    "two images": saved(LARGE, "JPEG") * 2,
+}
+
+
+@pytest.mark.parametrize("name", PARTLY_DECODED)
+@pytest.mark.parametrize("divisor", [1, 2, 4, 8])
+@pytest.mark.parametrize("view", [bytes, memoryview])
+def test_the_upper_rows_of_a_jpeg_are_those_of_the_whole(name, divisor, view):
+    data = PARTLY_DECODED[name]
+    whole = decode_jpeg(data, (170, 203), divisor=divisor)
+
+    for rows in range(divisor, 171, divisor):
+        part = decode_jpeg(view(data), (170, 203), divisor=divisor, rows=rows)
+        assert np.array_equal(part[: rows // divisor], whole[: rows // divisor])
+        assert (len(part) < len(whole)) == (rows + 2 * divisor + 32 <= 170)
+        assert part.flags.writeable
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"progressive": True, "optimize": True}])
+def test_a_jpeg_of_several_passes_is_decoded_whole(options):
+    data = saved(LARGE, "JPEG", **options)
+
+    assert np.array_equal(decode_jpeg(data, (170, 203), rows=16), decode_jpeg(data, (170, 203)))
+
+
+def test_a_jpeg_whose_colours_come_one_after_the_other_is_decoded_whole():
+    grey = [saved(channel, "JPEG") for channel in LARGE.convert("YCbCr").split()]
+    frame, scan = (grey[0].index(marker) for marker in (b"\xff\xc0", b"\xff\xda"))
+    data = grey[0][:frame] + b"\xff\xc0\0\x11\x08" + struct.pack(">HH", 170, 203) + b"\3\1\x11\0\2\x11\0\3\x11\0"
+    data += grey[0][frame + 13 : scan]  # the tables, which are the same for all
+    for number, one in enumerate(grey, 1):
+        data += b"\xff\xda\0\x08\1" + bytes([number]) + one[scan + 6 : -2]
+    data += b"\xff\xd9"
+    whole = decode_jpeg(data, (170, 203))
+
+    assert np.abs(whole.astype(int) - np.asarray(LARGE)).mean() < 5
+    assert np.array_equal(decode_jpeg(data, (170, 203), rows=16), whole)
+
+
+@given(cut=st.integers(0, len(PARTLY_DECODED["4:2:0"]) - 1), rows=st.integers(1, 170))
+def test_a_jpeg_cut_anywhere_is_an_error_however_few_rows_are_needed(cut, rows):
+    data = PARTLY_DECODED["4:2:0"][:cut]
+    try:
+        size = jpeg_size(data, max_pixels=1_000_000)
+    except ValueError:
+        return
+    if size:
+        with pytest.raises(ValueError, match=r"[Pp]remature end"):
+            decode_jpeg(data, size, rows=rows)
+
+
+@given(start=st.integers(0, 4000), length=st.integers(1, 200), rows=st.integers(1, 170))
+def test_damage_above_the_rows_that_are_needed_is_what_it_is_in_the_whole(start, length, rows):
+    data = PARTLY_DECODED["4:2:0"]
+    start += data.index(b"\xff\xda") + 20
+    holed = data[:start] + data[start + length :]
+    if start + length > len(data) - 2:
+        return
+
+    def outcome(rows):
+        try:
+            return decode_jpeg(holed, (170, 203), rows=rows)
+        except ValueError:
+            return None
+
+    whole, part = outcome(None), outcome(rows)
+    if part is None:
+        assert whole is None
+    elif whole is not None:
+        assert np.array_equal(part[:rows], whole[:rows])
+
+
+def png_of(width, height):
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def tiff_of(tile_width, tile_height):
+    """Return a TIFF of 16 x 16 pixels in one tile of a size of its own."""
+    data = zlib.compress(bytes(256))
+    entries = {
+        256: 16,
+        257: 16,
+        258: 8,
+        259: 8,
+        262: 1,
+        277: 1,
+        322: tile_width,
+        323: tile_height,
+        324: 8,
+        325: len(data),
+    }
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(entries)) + directory + bytes(4)
+
+
+def resized(name, old, new):
+    """Return a file with its size, as these bytes say it, replaced."""
+    data = WHOLE_FILES[name]
+    assert data.count(old) == 1
+    return data.replace(old, new)
+
+
+BIG_WEBP = saved(Image.new("RGB", (4000, 4000)), "WEBP", lossless=True, quality=0, method=0)
+BOMBS = {
+    "png": png_of(100_000, 100_000),
+    "jpg": resized("jpg", struct.pack(">HH", 40, 48), struct.pack(">HH", 60_000, 60_000)),
+    "progressive jpg": resized("progressive jpg", struct.pack(">HH", 40, 48), struct.pack(">HH", 60_000, 60_000)),
+    "cmyk jpg": resized("cmyk jpg", struct.pack(">HH", 40, 48), struct.pack(">HH", 60_000, 60_000)),
+    "gif": WHOLE_FILES["gif"][:6] + struct.pack("<HH", 65_000, 65_000) + WHOLE_FILES["gif"][10:],
+    "bmp": resized("bmp", struct.pack("<ii", 48, 40), struct.pack("<ii", 100_000, 100_000)),
+    "ppm": WHOLE_FILES["ppm"].replace(b"48 40", b"100000 100000"),
+    "tif": saved(Image.new("1", (4000, 4000)), "TIFF", compression="group4"),
+    "tiled tif": tiff_of(60_000, 60_000),
+    "webp": BIG_WEBP,
+}
+
+
+@pytest.mark.parametrize("images", ["numpy", "pil"])
+@pytest.mark.parametrize("name", BOMBS)
+def test_an_image_that_claims_too_many_pixels_is_refused_before_it_is_decoded(name, images):
+    decoder = Decoder(images=images, max_pixels=10_000_000)
+
+    refuses("png", BOMBS[name], r"claims [0-9,]+ x [0-9,]+ pixels, the limit is max_pixels=10,000,000", decoder)
+
+
+def test_ten_thousand_million_pixels_are_too_many_by_default():
+    refuses("png", BOMBS["png"], "it claims 100,000 x 100,000 pixels, the limit is max_pixels=89,478,485")
+
+
+@pytest.mark.parametrize("name", WHOLE_FILES)
+def test_images_are_bounded_by_the_decoders_limit(name):
+    assert Decoder(max_pixels=40 * 48).decode("png", WHOLE_FILES[name]).shape == PHOTO.shape
+    refuses("png", WHOLE_FILES[name], "the limit is max_pixels=1,919", Decoder(max_pixels=40 * 48 - 1))
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE_FILES if not name.endswith("tif")])
+def test_pillows_own_limit_is_neither_needed_nor_in_the_way(monkeypatch, name):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 48 - 1)  # Pillow warns beyond, which is an error here
+    assert DECODER.decode("png", WHOLE_FILES[name]).shape == PHOTO.shape
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    refuses("png", WHOLE_FILES[name], "the limit is max_pixels=1,919", Decoder(max_pixels=40 * 48 - 1))
+
+
+def test_a_tif_in_tiles_is_decoded():
+    assert np.array_equal(DECODER.decode("tif", tiff_of(16, 16)), np.zeros((16, 16, 3), np.uint8))
+
+
+def test_a_webp_that_claims_too_many_pixels_is_refused_before_pillow_opens_it(monkeypatch):
+    def must_not_be_opened(_):
+        raise AssertionError
+
+    monkeypatch.setattr("PIL.WebPImagePlugin.WebPImageFile", must_not_be_opened)
+    refuses("webp", BIG_WEBP, "claims 4,000 x 4,000 pixels", Decoder(max_pixels=10_000_000))
+
+
+def test_a_webp_is_known_whatever_its_size():
+    noise = np.random.default_rng(0).integers(0, 256, (1, 2000, 3), dtype=np.uint8)
+    files = (saved(Image.fromarray(noise[:, :width]), "WEBP", lossless=True) for width in range(1, 2000))
+    data = next(data for data in files if b"\n" in data[4:8])
+
+    assert DECODER.decode("webp", data).shape[0] == 1
+
+
+@pytest.mark.parametrize("options", [{"lossless": True}, {"lossless": False}, {"save_all": True}])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_the_size_of_a_webp_is_read_without_opening_it(options, mode):
+    image = Image.new(mode, (300, 200), (1, 2, 3, 4)[: len(mode)])
+    others = [Image.new(mode, (300, 200))] if "save_all" in options else []
+
+    assert pixels._webp_size(saved(image, "WEBP", **options, append_images=others)) == (300, 200)
+
+
+def test_formats_that_no_field_names_are_not_read():
+    for form in ("ICO", "PCX", "TGA", "EPS"):
+        refuses("png", saved(Image.fromarray(PHOTO), form), "as no image does that shardkit reads")
+
+
+def test_the_default_limit_is_where_pillow_begins_to_warn():
+    assert Image.MAX_IMAGE_PIXELS == MAX_PIXELS

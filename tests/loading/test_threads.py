@@ -1,0 +1,82 @@
+"""Threads that end when they are told to, or with the program, whatever they are at."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from queue import SimpleQueue
+
+from shardkit.loading.threads import Threads
+
+
+def names():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("test-")]
+
+
+def test_tasks_are_done_in_the_order_given():
+    done, threads = SimpleQueue(), Threads(1, "test")
+    for i in range(1000):
+        threads.submit(done.put, i)
+
+    assert [done.get() for _ in range(1000)] == list(range(1000))
+    threads.close(wait=True)
+
+
+def test_as_many_tasks_are_done_at_a_time_as_there_are_threads():
+    threads, meeting = Threads(3, "test"), threading.Barrier(4)
+    for _ in range(3):
+        threads.submit(meeting.wait, 60)
+
+    meeting.wait(60)  # raises if they do not all come
+    threads.close(wait=True)
+
+
+def test_closing_ends_what_is_done_and_drops_the_rest():
+    begun, may_end, done = threading.Event(), threading.Event(), []
+    threads = Threads(1, "test")
+    threads.submit(lambda: (begun.set(), may_end.wait(60), done.append("first")))
+    threads.submit(done.append, "second")
+    begun.wait(60)
+
+    threads.close(wait=False)
+    may_end.set()
+    threads.join(60)
+
+    assert done == ["first"]
+    assert not names()
+
+
+def test_closing_twice_and_from_one_of_its_own_threads_is_fine():
+    threads = Threads(2, "test")
+    threads.submit(lambda: threads.close(wait=True))
+    threads.join(60)
+    threads.close(wait=True)
+
+    assert not names()
+
+
+def run(program):
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_program_ends_though_nobody_has_closed_them():
+    ended = run("""
+        from shardkit.loading.threads import Threads
+        threads = Threads(4, "test")
+        threads.submit(print)
+    """)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_program_ends_though_a_task_does_not():
+    ended = run("""
+        import threading, shardkit.loading.threads
+        shardkit.loading.threads._EXIT_SECONDS = 0.1
+        begun = threading.Event()
+        shardkit.loading.threads.Threads(2, "test").submit(lambda: (begun.set(), threading.Event().wait()))
+        begun.wait()
+    """)
+
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,0 +1,62 @@
+"""The soak runs, and sees what grows."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts" / "bench"))
+
+import soak  # noqa: E402 - the program, found beside the tests
+from soak import Usage  # noqa: E402
+
+MB = 1_000_000
+
+
+@pytest.mark.multiprocess
+def test_a_cycle_goes_through_all_that_can_go_wrong():
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "scripts/bench/soak.py", "--seconds", "0", "--cycles", "1"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout[:18]) == (0, "nothing has grown "), done.stderr
+
+
+@pytest.mark.parametrize("name", Usage._fields)
+def test_what_grows_with_every_cycle_is_seen(name):
+    steady = Usage(400 * MB, 3, 40, 2)
+    step = 4 * MB if name == "memory" else 1
+    usages = [steady._replace(**{name: getattr(steady, name) + step * cycle}) for cycle in range(8)]
+
+    assert list(soak.grown(usages)) == [name]
+
+
+def test_neither_warming_up_nor_chance_is_growth():
+    cold, warm, more = Usage(200 * MB, 1, 8, 0), Usage(400 * MB, 3, 40, 2), Usage(406 * MB, 4, 44, 3)
+
+    assert soak.grown([cold, cold, warm, more, warm, warm, more, warm]) == {}
+
+
+def test_what_a_process_has_is_counted(tmp_path):
+    before = soak.usage()
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    held = bytearray(b"x") * (64 * MB)  # bytes that are not written to are no memory yet
+    with (tmp_path / "file").open("w"), subprocess.Popen(["sleep", "99"]) as process:
+        during = soak.usage()
+        process.kill()
+    over.set()
+    thread.join()
+
+    assert during.memory > before.memory + len(held) / 2
+    assert during[1:] == (before.threads + 1, before.descriptors + 1, before.processes + 1)
+
+
+def test_an_error_that_does_not_come_is_an_error():
+    with pytest.raises(RuntimeError, match="expected ValueError"), soak.expected(ValueError):
+        pass

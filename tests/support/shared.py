@@ -1,0 +1,111 @@
+"""What tests of several modules share."""
+
+import io
+import os
+import signal
+import subprocess
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis.extra import numpy as npst
+
+from shardkit.codecs.registry import Decoder, encode
+from shardkit.errors import CodecError
+from shardkit.format.tar import END_OF_ARCHIVE, member_header, padding
+
+MIB = 1 << 20
+DECODER = Decoder()
+COMPRESSIONS = ["none", "zst", "gz"]
+every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
+
+# Smooth colours with some noise, so that every format has something to do.
+PHOTO = np.clip(np.add.outer(np.arange(40) * 3, np.arange(48) * 2)[:, :, None] + [0, 20, 40], 0, 255).astype(np.uint8)
+PHOTO[::3, ::5] ^= 21
+
+# Arrays of all types that a file can hold.
+dtypes = npst.scalar_dtypes() | npst.array_dtypes(max_size=3) | npst.unicode_string_dtypes() | npst.byte_string_dtypes()
+arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=0, min_side=0, max_side=4))
+
+
+def tar_of(members):
+    """Return a tar of (name, data) pairs, as shardkit writes it but for rules about names."""
+    parts = [member_header(name, len(data)) + data + bytes(padding(len(data))) for name, data in members]
+    return b"".join(parts) + END_OF_ARCHIVE
+
+
+def round_trip(field, value):
+    """Return what is decoded from what a value is encoded to."""
+    data = encode(field, value)
+
+    assert isinstance(data, bytes)
+    return DECODER.decode(field, data)
+
+
+def saved(image, form, **options):
+    """Return the bytes of an image file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def same_array(a, b):
+    """Return whether two arrays are equal to the bit, NaNs and zeros' signs included."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def peak_memory(function):
+    """Return how many bytes of Python's memory a function has taken at most."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@contextmanager
+def started(command, **options):
+    """Start a program with pipes, in a group of its own; nothing of it outlives the test, however that ends."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, process_group=0, **pipes, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def refuses(field, data, cause, decoder=DECODER):
+    """Check that data is refused for a cause, with little memory."""
+
+    def decode():
+        with pytest.raises(CodecError, match=cause):
+            decoder.decode(field, data, key="0001", url="a.tar")
+
+    assert peak_memory(decode) < 4 * MIB + 2 * len(data)
+
+
+def assert_same_batch(ours, theirs):
+    """Check that two batches have the same fields in the same order, of the same types and values."""
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        assert type(value) is type(theirs[name])
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == theirs[name].dtype
+            assert torch.equal(value, theirs[name])
+        else:
+            assert [type(one) for one in value] == [type(one) for one in theirs[name]]
+            for one, other in zip(value, theirs[name], strict=True):
+                equal = torch.equal if isinstance(one, torch.Tensor) else np.array_equal
+                assert equal(one, other)
+
+
+def misplace(dataset, field, part, value):
+    """Let the second shard's index say something else of its eighth sample's field: 0 its offset, 1 its size."""
+    rows = dataset._access.indexes.rows(1, 0)
+    writable = tuple(array.copy() for array in rows.members[field])
+    writable[part][7] = value
+    rows.members[field] = writable
