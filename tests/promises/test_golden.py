@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import shardkit
-from shardkit.cli import main
+from shardkit.cli.app import main
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 DATA = ROOT / "tests" / "data"
