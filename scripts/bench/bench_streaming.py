@@ -16,12 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import webdataset
-from isal.isal_zlib import crc32
 
-from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, write_index
-from shardkit.format.manifest import Manifest, Shard
+from shardkit import index_shards
 from shardkit.format.tar import END_OF_ARCHIVE, member_header, member_size, padding
 from shardkit.loading.stream import ShardStream, StreamWarning
 
@@ -32,31 +29,13 @@ SHARDS = 4
 def write_shards(folder: Path, field: str, size: int, count: int) -> None:
     """Write a dataset of random bytes, ``count`` samples in all."""
     content = os.urandom(2 * size)
-    shards = []
     for number in range(SHARDS):
-        name = f"train-{number:06d}"
-        builder, offset = IndexBuilder(), 0
-        with (folder / f"{name}.tar").open("wb") as file:
+        with (folder / f"train-{number:06d}.tar").open("wb") as file:
             for i in range(number, count, SHARDS):
-                begin, members = offset, []
                 for name_of_field, data in ((field, content[i % size :][:size]), ("cls", b"%d" % (i % 1000))):
-                    member = f"{i:08d}.{name_of_field}"
-                    header = member_header(member, len(data))
-                    file.write(header + data + bytes(padding(len(data))))
-                    members.append((name_of_field, offset + len(header), len(data), crc32(data)))
-                    offset += member_size(member, len(data))
-                builder.add(f"{i:08d}", begin, offset - begin, members)
+                    file.write(member_header(f"{i:08d}.{name_of_field}", len(data)) + data + bytes(padding(len(data))))
             file.write(END_OF_ARCHIVE)
-        table = builder.table()
-        tar_size = offset + len(END_OF_ARCHIVE)
-        checksum = f"{number:064x}"
-        facts = ShardFacts(name, len(table), tar_size, tar_size, checksum, "none", 16, (field, "cls"))
-        none = np.zeros(0, dtype=np.int64)
-        with (folder / f"{name}.parquet").open("wb") as file:
-            write_index(file, table, facts, BlockTable(none, none, none, none, none))
-        shards.append(Shard(f"{name}.tar", len(table), tar_size, tar_size, checksum, "none", 1))
-    manifest = Manifest(tuple(shards), block_samples=16, fields=("cls", field))
-    (folder / "manifest.json").write_text(manifest.to_json())
+    index_shards(folder)
 
 
 def programs(folder: Path) -> dict[str, Callable[[], Iterable[Any]]]:

@@ -1,11 +1,14 @@
 """Columns: values promoted into the index, so that samples are chosen before any shard is read."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ArgumentError, CodecError, ShardkitError
 from shardkit.sample import KEY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Column: TypeAlias = str | Callable[[Mapping[str, Any]], object]
 
@@ -124,3 +127,51 @@ class ColumnMaker:
                     field=name,
                 ) from error
         return result
+
+
+def make_schema(columns: "Iterable[pa.Field]") -> "pa.Schema":
+    """Return a schema with these columns, sorted by name."""
+    import pyarrow as pa
+
+    return pa.schema(sorted(columns, key=lambda column: column.name))
+
+
+def promoted_columns(schema: "pa.Schema") -> "pa.Schema":
+    """Return the promoted columns of an index with this schema."""
+    import pyarrow as pa
+
+    return pa.schema([f.remove_metadata() for f in schema if ":" not in f.name and not f.name.startswith("__")])
+
+
+class ColumnTypes:
+    """The promoted columns of all shards, in types that hold the values of each."""
+
+    def __init__(self) -> None:
+        self._schema: pa.Schema | None = None
+
+    def add(self, name: str, schema: "pa.Schema") -> None:
+        """Add the columns of one shard's index.
+
+        Raises:
+            ArgumentError: No type holds the values of a column in this shard and those before it.
+        """
+        import pyarrow as pa
+
+        try:
+            self._schema = pa.unify_schemas([self.schema, promoted_columns(schema)], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise ArgumentError(
+                f"columns: the values in shard {name} are not of the type that they have in the shards before it "
+                f"({error}); return one type, or None"
+            ) from error
+
+    @property
+    def schema(self) -> "pa.Schema":
+        """The columns of all shards so far."""
+        import pyarrow as pa
+
+        return self._schema if self._schema is not None else pa.schema([])
+
+    def as_text(self) -> dict[str, str]:
+        """Return the columns and their Arrow types as text."""
+        return {field.name: str(field.type) for field in self.schema}

@@ -1,40 +1,61 @@
 """The index of a shard: where each sample and member lies, what its bytes' checksums are, and the shard's block table.
 
-It is a Parquet file beside the shard, with one row a sample: ``__key__``, ``__offset__`` and ``__size__`` of the
-whole sample, for every field ``<field>:offset``, ``<field>:size`` and ``<field>:crc32``, the columns that the user
-promotes, and ``__source__`` where the sample was made of a file. Offsets count from the start of the uncompressed
-tar. What concerns the whole shard, the block table among it, is JSON in the Parquet footer, so that it is read
-without the rows.
+It is a Parquet file with one row a sample: ``__key__``, ``__offset__`` and ``__size__`` of the whole sample, for every
+field ``<field>:offset``, ``<field>:size`` and ``<field>:crc32``, the columns that the user promotes, and ``__source__``
+where the sample was made of a file. Offsets count from the start of the uncompressed tar. What concerns the whole shard
+is JSON in the Parquet footer, and so is the block table, so that they are read without the rows.
 """
 
+import base64
+import hashlib
 import io
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
-from shardkit.errors import ArgumentError, DatasetError, StorageError
+from shardkit.errors import ArgumentError, DatasetError, ShardError, StorageError
+from shardkit.format.manifest import FORMAT_VERSION, INDEX_FOLDER, Shard, index_file_name, read_whole
+from shardkit.format.parquet import (
+    CheckedParquet,
+    FileFacts,
+    ParquetError,
+    choose_group_rows,
+    facts_of,
+    write_parquet,
+)
 from shardkit.sample import KEY, SOURCE
-from shardkit.storage.base import RangeFile, Storage, is_remote, read_right
+from shardkit.storage.base import Storage, is_remote, join, read_right, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-INDEX_VERSION = 1
 METADATA_KEY = b"shardkit"
+BLOCKS_KEY = b"shardkit.blocks"
 OFFSET = "__offset__"
 SIZE = "__size__"
 PARTS = ("offset", "size", "crc32")
-ROW_GROUP_ROWS = 65_536
+GROUP_ROWS_1 = 65_536
+"""How many rows a row group of format 1 has."""
 
 MAX_BLOCK_SAMPLES = 1024
+MAX_INDEX_BYTES = 1_000_000_000
 
 _SMALL_BYTES = 1 << 22
+_UNPARSABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_FACTS_BYTES = 8_000_000  # of JSON in a footer: some 160,000 blocks of format 1
+_BUILDER_ROWS = 65_536  # are Python objects at a time
+BLOCK_TYPE = np.dtype(
+    [("offset", "<i8"), ("size", "<i8"), ("crc32", "<u4"), ("stored_offset", "<i8"), ("stored_size", "<i8")]
+)
+BLOCK_BYTES = BLOCK_TYPE.itemsize
+"""How many bytes a row of a block table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,27 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    def to_bytes(self) -> bytes:
+        """Return its rows: offset, size, CRC-32, stored offset, stored size; 36 bytes each, the lowest byte first.
+
+        Where blocks cannot be read on their own, the stored size is 0.
+        """
+        rows = np.zeros(len(self), dtype=BLOCK_TYPE)
+        for name in ("offset", "size", "crc32"):
+            rows[name] = getattr(self, name)
+        if len(self.stored_offset):
+            rows["stored_offset"], rows["stored_size"] = self.stored_offset, self.stored_size
+        return rows.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "BlockTable":
+        """Return the table whose rows these are. Raises ValueError."""
+        rows = np.frombuffer(data, dtype=BLOCK_TYPE)
+        columns = {name: rows[name].astype(np.int64) for name in BLOCK_TYPE.names or ()}
+        if not columns["stored_size"].any():
+            columns["stored_offset"] = columns["stored_size"] = np.zeros(0, dtype=np.int64)
+        return cls(**columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +171,7 @@ class IndexBuilder:
             places.extend((row, data_offset, data_size, crc))
         if columns or source is not None or self._others:
             self._add_others({**(columns or {}), SOURCE: source})
-        if row + 1 == ROW_GROUP_ROWS:
+        if row + 1 == _BUILDER_ROWS:
             self._flush()
 
     def _add_others(self, values: Mapping[str, object]) -> None:
@@ -182,105 +224,172 @@ class IndexBuilder:
         return table.select([*first, *sorted(set(table.column_names) - set(first))])
 
 
-def write_index(file: BinaryIO, table: "pa.Table", facts: ShardFacts, blocks: BlockTable) -> None:
-    """Write an index.
+def encode_index(table: "pa.Table", facts: ShardFacts, blocks: BlockTable) -> tuple[bytes, FileFacts]:
+    """Return an index's content, and what a manifest says of it.
 
     Args:
-        file: Where to; a writable binary file.
         table: The rows, from an ``IndexBuilder``.
         facts: What concerns the whole shard.
         blocks: The block table.
-    """
-    import pyarrow.parquet as pq
 
-    described = {
-        "version": INDEX_VERSION,
-        **asdict(facts),
-        "blocks": {k: v.tolist() for k, v in asdict(blocks).items()},
-    }
-    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(described, sort_keys=True).encode()})
+    Raises:
+        ArgumentError: The values of a promoted column are too large for an index.
+    """
     encodings = {
         name: "DELTA_BYTE_ARRAY" if name in (KEY, SOURCE) else "DELTA_BINARY_PACKED"
         for name in table.column_names
         if name in (KEY, SOURCE, OFFSET, SIZE) or name.endswith((":offset", ":size"))
     }
-    pq.write_table(
-        table,
-        file,
-        row_group_size=ROW_GROUP_ROWS,
-        compression="zstd",
-        use_dictionary=False,
-        column_encoding=encodings,
-        write_page_checksum=True,
+    group_rows = choose_group_rows(len(table), table.nbytes)
+    metadata = {
+        METADATA_KEY.decode(): json.dumps(
+            {"version": FORMAT_VERSION, "group_rows": group_rows, **asdict(facts)}, sort_keys=True
+        ),
+        BLOCKS_KEY.decode(): base64.b64encode(blocks.to_bytes()).decode(),
+    }
+    file = io.BytesIO()
+    groups = (table.slice(start, group_rows) for start in range(0, len(table), group_rows))
+    try:
+        written = write_parquet(
+            file, groups, table.schema.remove_metadata(), metadata, group_rows=group_rows, encodings=encodings
+        )
+    except ParquetError as error:
+        raise ArgumentError(f"shard {facts.shard}: its index cannot be written: {error}") from error
+    return file.getvalue(), written
+
+
+def publish_index(
+    storage: Storage, folder: str, name: str, table: "pa.Table", facts: ShardFacts, blocks: BlockTable
+) -> Shard:
+    """Write the index of a shard into a dataset's folder, and return the manifest's entry for the shard.
+
+    Args:
+        storage: Serves the folder.
+        folder: The dataset's.
+        name: What the manifest calls the shard.
+        table: As for ``encode_index``, as are those below.
+        facts: What concerns the whole shard.
+        blocks: The block table.
+    """
+    data, index = encode_index(table, facts, blocks)
+    shard = describe_shard(name, facts, blocks, index)
+    with storage.create(join(folder, shard.index_url), overwrite=True) as file:
+        file.write(data)
+    return shard
+
+
+def describe_shard(name: str, facts: ShardFacts, blocks: BlockTable, index: FileFacts | None) -> Shard:
+    """Return the manifest's entry for a shard; without ``index``, that of format 1."""
+    return Shard(
+        url=name,
+        samples=facts.samples,
+        file_size=facts.file_size,
+        tar_size=facts.tar_size,
+        sha256=facts.sha256,
+        compression=facts.compression,
+        blocks=len(blocks),
+        blocks_crc32=crc32(blocks.to_bytes()) if index else None,
+        index=index,
     )
 
 
 class ShardIndex:
     """The index of one shard: its facts and block table at once, its rows when they are asked for.
 
+    Args:
+        open_file: Opens the file; called with ``fresh`` again where what came of it is wrong.
+        url: The index.
+        fresh: What it is called with at first.
+
+    Attributes:
+        url: The index.
+        version: Of its format.
+        facts: What concerns the whole shard.
+        blocks: The block table.
+        group_rows: How many rows a group has, which are read together; the last may have fewer.
+
+    Raises:
+        DatasetError: It is damaged, or of an unknown version.
+
     Example:
-        >>> import io
         >>> builder = IndexBuilder()
         >>> builder.add("a", 0, 1024, [("txt", 512, 3, 907060870)])
         >>> facts = ShardFacts("x.tar", 1, 2048, 2048, "00" * 32, "none", 1, ("txt",))
         >>> none = np.zeros(0, dtype=np.int64)
-        >>> write_index(file := io.BytesIO(), builder.table(), facts, BlockTable(none, none, none, none, none))
-        >>> ShardIndex(file, "x.parquet").sample_keys()
+        >>> data, _ = encode_index(builder.table(), facts, BlockTable(none, none, none, none, none))
+        >>> ShardIndex.from_bytes(data, "x.parquet").sample_keys()
         ['a']
     """
 
-    def __init__(
-        self,
-        file: io.RawIOBase | io.BytesIO,
-        url: str,
-        *,
-        fetch: Callable[[], io.RawIOBase | io.BytesIO] | None = None,
-    ) -> None:
+    def __init__(self, open_file: Callable[..., CheckedParquet], url: str, *, fresh: bool = False) -> None:
         import pyarrow as pa
 
         self.url = url
-        self._fetch = fetch  # the file anew, if what came of it is wrong
+        self._open_file = open_file
         try:
-            self._parquet = _open_parquet(file)
-            described = dict(json.loads((self._parquet.schema_arrow.metadata or {})[METADATA_KEY]))
-            version = described.pop("version")
-            if version != INDEX_VERSION:
+            self._parquet = open_file(fresh=fresh)
+            described = self._parse(METADATA_KEY)
+            self.version = described.pop("version")
+            if self.version not in (1, FORMAT_VERSION):
                 raise DatasetError(
-                    f"{url}: is an index of version {version!r}, this shardkit reads version {INDEX_VERSION}; "
-                    "upgrade shardkit, or make the index again with 'shardkit index'",
+                    f"{url}: is an index of version {self.version!r}, this shardkit reads versions 1 to "
+                    f"{FORMAT_VERSION}; upgrade shardkit, or make the index again with 'shardkit index'",
                     url=url,
                 )
-            blocks = dict(described.pop("blocks"))
-            self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
+            if self.version == 1:
+                blocks = dict(described.pop("blocks"))
+                self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
+                self.group_rows = GROUP_ROWS_1
+            else:
+                self.blocks = BlockTable.from_bytes(base64.b64decode(self._parquet.metadata[BLOCKS_KEY], validate=True))
+                self.group_rows = described.pop("group_rows")
+                if type(self.group_rows) is not int or not 0 < self.group_rows <= GROUP_ROWS_1:
+                    raise ValueError(f"has groups of {self.group_rows!r:.50} rows")
             self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
             _check_types(self.facts, self.blocks)
-        except (PermissionError, StorageError):
+            self._parquet.check_groups(self.facts.samples, self.group_rows)
+        except (PermissionError, StorageError, FileNotFoundError):
             raise
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (pa.ArrowException, ParquetError, ShardError, OSError, *_UNPARSABLE) as error:
             raise DatasetError(
                 f"{url}: is not an index of shardkit ({type(error).__name__}: {error}); "
                 "make it again with 'shardkit index'",
                 url=url,
             ) from error
-        parts = (f"{field}:{part}" for field in self.facts.fields for part in ("offset", "size", "crc32"))
-        missing = {KEY, OFFSET, SIZE, *parts}.difference(self._parquet.schema_arrow.names)
+        parts = (f"{field}:{part}" for field in self.facts.fields for part in PARTS)
+        missing = {KEY, OFFSET, SIZE, *parts}.difference(self._parquet.schema.names)
         if missing:
             raise DatasetError(
                 f"{url}: lacks {', '.join(sorted(missing))}, which it should have for its fields; it is damaged, so "
                 "fetch it again, or make it again with 'shardkit index'",
                 url=url,
             )
-        if self._parquet.metadata.num_rows != self.facts.samples:
-            raise DatasetError(
-                f"{url}: has {self._parquet.metadata.num_rows:,} rows for {self.facts.samples:,} samples; "
-                "make it again with 'shardkit index'",
-                url=url,
-            )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, url: str, facts: FileFacts | None = None) -> Self:
+        """Return the index with this content. Raises DatasetError."""
+        return cls(lambda *, fresh: _from_bytes(data, facts), url)  # noqa: ARG005 - there is nothing to fetch
+
+    def _parse(self, name: bytes) -> dict[str, Any]:
+        text = self._parquet.metadata[name]
+        if len(text) > _FACTS_BYTES:
+            raise ValueError(f"says {len(text):,} bytes about its shard, expected at most {_FACTS_BYTES:,}")
+        return dict(json.loads(text))
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups of rows there are."""
+        return -(-self.facts.samples // self.group_rows)
+
+    @property
+    def schema(self) -> "pa.Schema":
+        """The columns of its rows and their types."""
+        return self._parquet.schema
 
     @cached_property
     def columns(self) -> dict[str, str]:
         """The promoted columns and their Arrow types as text."""
-        schema = self._parquet.schema_arrow
+        schema = self._parquet.schema
         return {
             name: str(schema.field(name).type)
             for name in schema.names
@@ -290,34 +399,35 @@ class ShardIndex:
     @property
     def has_source(self) -> bool:
         """Whether the samples name the files that they were made of."""
-        return SOURCE in self._parquet.schema_arrow.names
+        return SOURCE in self._parquet.schema.names
 
     def rows(self, columns: Sequence[str] | None = None, *, group: int | None = None) -> "pa.Table":
         """Return the rows, or some columns of them; a column that the shard does not have is left out.
 
         Args:
             columns: Their names, by default all.
-            group: The number of a row group: the rows from ``group * ROW_GROUP_ROWS`` on, as many as there are, up to
-                ``ROW_GROUP_ROWS``. By default all groups.
+            group: The number of a group: the rows from ``group * group_rows`` on. By default all groups.
 
         Raises:
-            DatasetError: The rows are damaged.
+            DatasetError: The rows are damaged, or would take too much memory.
         """
         import pyarrow as pa
 
-        names = self._parquet.schema_arrow.names
-        wanted = None if columns is None else [name for name in columns if name in names]
+        schema = self._parquet.schema
+        wanted = schema.names if columns is None else [name for name in dict.fromkeys(columns) if name in schema.names]
+        if not self.facts.samples:
+            return schema.remove_metadata().empty_table().select(wanted)
+        if group is None:
+            return pa.concat_tables(self.rows(columns, group=number) for number in range(self.num_groups))
 
         def read(*, fresh: bool) -> pa.Table:
             try:
-                if fresh and self._fetch is not None:
-                    self._parquet = _open_parquet(self._fetch())
-                if group is not None:
-                    return self._parquet.read_row_group(group, columns=wanted, use_threads=False)
-                return self._parquet.read(columns=wanted, use_threads=False)
-            except StorageError:
+                if fresh:
+                    self._parquet = self._open_file(fresh=True)
+                return self._parquet.read(wanted, group)
+            except (StorageError, PermissionError, FileNotFoundError):
                 raise
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, ParquetError, ShardError, OSError, *_UNPARSABLE) as error:
                 raise DatasetError(
                     f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
                 ) from error
@@ -346,38 +456,94 @@ def _check_types(facts: ShardFacts, blocks: BlockTable) -> None:
         raise ValueError("its block table has a negative number")
 
 
-def read_index(storage: Storage, url: str) -> ShardIndex:
-    """Open an index; only its footer is read.
+def read_index(storage: Storage, url: str, facts: FileFacts | None = None) -> ShardIndex:
+    """Open an index; only its footer is read, or all of it, where it is small and far away.
+
+    Args:
+        storage: Serves it.
+        url: The index.
+        facts: What a manifest of format 2 says of it; without them it is held to what it says of itself.
 
     Raises:
         FileNotFoundError: There is none.
         DatasetError: It is damaged, or of an unknown version.
     """
 
-    def read(*, fresh: bool) -> ShardIndex:
-        return ShardIndex(_open(storage, url, fresh=fresh), url, fetch=partial(_open, storage, url, fresh=True))
+    def open_file(*, fresh: bool) -> CheckedParquet:
+        return _open_file(storage, url, facts, fresh=fresh)
+
+    return read_right(url, lambda *, fresh: ShardIndex(open_file, url, fresh=fresh))
+
+
+def open_index(storage: Storage, folder: str, shard: Shard) -> ShardIndex:
+    """Open the index that a manifest promises of a shard, compared with what the manifest says.
+
+    Args:
+        storage: Serves it.
+        folder: The manifest's.
+        shard: The manifest's entry for the shard.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DatasetError: It is damaged, or another shard's.
+    """
+    url, shard_url = join(folder, shard.index_url), join(folder, shard.url)
+    try:
+        index = read_index(storage, url, shard.index)
+    except FileNotFoundError as error:
+        error.add_note(f"The manifest promises this index of {shard_url}. Fetch it, or run 'shardkit index'")
+        raise
+    found = describe_shard(shard.url, index.facts, index.blocks, shard.index)
+    if replace(found, file_size=shard.file_size) != shard:  # the shard's own size is compared with the shard
+        raise DatasetError(
+            f"{url}: is the index of another shard than the manifest lists as {shard_url}; fetch both again, or make "
+            "them again with 'shardkit index'",
+            url=url,
+        )
+    return index
+
+
+def read_named_index(storage: Storage, folder: str, name: str) -> tuple[ShardIndex, FileFacts]:
+    """Read an index that no manifest lists, compared with the hash in its name, and return what a manifest says of it.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DatasetError: It is damaged.
+    """
+    url = join(folder, f"{INDEX_FOLDER}/{name}")
+
+    def read(*, fresh: bool) -> tuple[ShardIndex, FileFacts]:
+        data = read_whole(storage, url, most=MAX_INDEX_BYTES, fresh=fresh)
+        index = ShardIndex.from_bytes(data, url)
+        facts = facts_of(data, index.group_rows)
+        if name != split_url(index_file_name(index.facts.shard, facts.sha256))[1]:
+            raise DatasetError(f"{url}: is not what its name says; make it again with 'shardkit index'", url=url)
+        return index, facts
 
     return read_right(url, read)
 
 
-def _open_parquet(file: io.RawIOBase | io.BytesIO) -> Any:
-    import pyarrow.parquet as pq
-
-    # Neither here nor in ShardIndex.rows may pyarrow start threads: those that are left when a short program ends abort
-    # it ("terminate called without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
-    return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
-
-
-def _open(storage: Storage, url: str, *, fresh: bool) -> RangeFile | io.BytesIO:
-    """Return an index as a file. One that is far away and small comes whole, by one request instead of four."""
-    if is_remote(url):
+def _open_file(storage: Storage, url: str, facts: FileFacts | None, *, fresh: bool) -> CheckedParquet:
+    size = facts.size if facts else None
+    if is_remote(url) and (size or 0) <= _SMALL_BYTES:
         stream = storage.open(url, fresh=fresh)
         try:
-            if stream.size is not None and stream.size <= _SMALL_BYTES:
-                return io.BytesIO(stream.read(stream.size))
+            size = stream.size if facts is None else size
+            if size is not None and size <= _SMALL_BYTES:
+                return _from_bytes(stream.read(size), facts)
         finally:
             stream.close()
-    return RangeFile(storage, url, fresh=fresh)
+
+    def read(offset: int, count: int) -> bytes:
+        return storage.read_range(url, offset, count, fresh=fresh)
+
+    return CheckedParquet(read, storage.info(url).size if size is None else size, facts)
+
+
+def _from_bytes(data: bytes, facts: FileFacts | None) -> CheckedParquet:
+    if facts is not None and (found := hashlib.sha256(data).hexdigest()) != facts.sha256:
+        raise ParquetError(f"it has the SHA-256 {found[:16]}..., expected {facts.sha256[:16]}...")
+    return CheckedParquet(lambda offset, count: data[offset : offset + count], len(data), facts)
 
 
 def choose_block_samples(num_samples: int, total_bytes: int, block_bytes: int) -> int:

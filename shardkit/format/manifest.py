@@ -3,27 +3,45 @@
 ``manifest.json`` is a superset of the JSON that wids reads (``wids_version``, ``shardlist`` with ``url``,
 ``nsamples`` and ``filesize``), so that wids opens it as it is. While a dataset is being written, ``unfinished.json``
 stands in its place.
+
+In format 2 it begins with a CRC-32 of itself, and has size, SHA-256 and the footer's CRC-32 of every index and side
+file, so that whatever is read of a dataset is compared before it is parsed. Those files lie in ``__index__/``, which
+other readers of such a folder pass over, and their names have a hash of what is in them, so that a new one never
+disturbs who reads the old one. Format 1, in which the indexes lie beside the shards and nothing has such checksums, is
+read as well; it is not written any more.
 """
 
 import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from os import PathLike
 from typing import Any
 
-from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path
-from shardkit.storage.base import Storage, join, read_right, split_url
+from isal.isal_zlib import crc32
+
+from shardkit.errors import ArgumentError, DatasetError, UnfinishedDatasetError, check_path
+from shardkit.format.parquet import FileFacts
+from shardkit.storage.base import Storage, format_bytes, join, read_right, split_url
 from shardkit.storage.registry import storage_for
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+INDEX_FOLDER = "__index__"
 MANIFEST_NAME = "manifest.json"
 UNFINISHED_NAME = "unfinished.json"
 SHARD_SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
+MAX_MANIFEST_BYTES = 256_000_000
+"""The most bytes that a manifest may have: those of some 600,000 shards."""
+
 _READ_BYTES = 1 << 20
+_BYTES_A_VALUE = 12  # of JSON, at least, on average: a shard's entry has 25 for each of its values
+_SOME_VALUES = 100_000  # in any case
+_CRC32 = b'{\n "crc32": "'
+_SHORT_HASH = 16
+_HEXADECIMAL = frozenset("0123456789abcdef")
 
 _TYPES = {"fields": list, "classes": list, "columns": dict, "packed": dict, "unique_keys": bool, "block_samples": int}
 
@@ -40,6 +58,8 @@ class Shard:
         sha256: Of the uncompressed tar, in hexadecimal.
         compression: ``none``, ``zst``, ``gz``, ``bz2`` or ``xz``.
         blocks: How many blocks it has.
+        blocks_crc32: Of its rows in the file of block tables; None in format 1.
+        index: What is known of its index; None in format 1.
     """
 
     url: str
@@ -49,11 +69,13 @@ class Shard:
     sha256: str
     compression: str
     blocks: int
+    blocks_crc32: int | None = None
+    index: FileFacts | None = None
 
     @property
     def index_url(self) -> str:
         """Where its index is, relative to the manifest."""
-        return index_name(self.url)
+        return index_name(self.url) if self.index is None else index_file_name(self.url, self.index.sha256)
 
 
 @dataclass(frozen=True)
@@ -68,11 +90,16 @@ class Manifest:
         classes: Names of the classes, by number; empty if they are not known.
         columns: The promoted columns of the indexes and their Arrow types.
         packed: How it was made, for people; empty if it was indexed.
+        block_file: What is known of the file with the block tables of all shards; None in format 1.
+        column_file: What is known of the file with the promoted columns of all samples; None where there are none, and
+            in format 1.
+        version: Of the format: 1 or 2.
         url: The folder that it was read from; not part of the file.
 
     Example:
-        >>> shard = Shard("train-000000.tar", 2, 4096, 4096, "00" * 32, "none", 1)
-        >>> manifest = Manifest((shard,), block_samples=16, fields=("txt",))
+        >>> file = FileFacts(2000, "00" * 32, 900, 7, 4096)
+        >>> shard = Shard("train-000000.tar", 2, 4096, 4096, "00" * 32, "none", 1, 8, file)
+        >>> manifest = Manifest((shard,), block_samples=16, fields=("txt",), block_file=FileFacts(228, "00" * 32))
         >>> Manifest.from_json(manifest.to_json()) == manifest
         True
     """
@@ -84,6 +111,9 @@ class Manifest:
     classes: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     packed: Mapping[str, object] = field(default_factory=dict)
+    block_file: FileFacts | None = None
+    column_file: FileFacts | None = None
+    version: int = FORMAT_VERSION
     url: str = field(default="", compare=False, repr=False)
 
     @cached_property
@@ -103,8 +133,18 @@ class Manifest:
             digest.update(f"{name}\t{shard.samples}\t{shard.sha256}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
+    @property
+    def block_file_url(self) -> str:
+        """Where the file of block tables is, relative to the manifest."""
+        return f"{INDEX_FOLDER}/blocks.{self.block_file.sha256[:_SHORT_HASH]}.npy" if self.block_file else ""
+
+    @property
+    def column_file_url(self) -> str:
+        """Where the file of promoted columns is, relative to the manifest."""
+        return f"{INDEX_FOLDER}/columns.{self.column_file.sha256[:_SHORT_HASH]}.parquet" if self.column_file else ""
+
     def to_json(self) -> str:
-        """Return the text of ``manifest.json``."""
+        """Return the text of ``manifest.json``, in format 2."""
         head = {
             "shardkit_version": FORMAT_VERSION,
             "wids_version": 1,
@@ -116,6 +156,8 @@ class Manifest:
             "classes": list(self.classes),
             "columns": dict(self.columns),
             "packed": dict(self.packed),
+            "block_file": self.block_file and asdict(self.block_file),
+            "column_file": self.column_file and asdict(self.column_file),
         }
         lines = [
             json.dumps(
@@ -127,13 +169,16 @@ class Manifest:
                     "sha256": s.sha256,
                     "compression": s.compression,
                     "blocks": s.blocks,
+                    "blocks_crc32": s.blocks_crc32,
+                    "index": s.index and asdict(s.index),
                 }
             )
             for s in self.shards
         ]
         text = json.dumps(head, indent=1, sort_keys=True)
         shardlist = ",\n  ".join(lines)
-        return f'{text[:-2]},\n "shardlist": [\n  {shardlist}\n ]\n}}\n'
+        rest = f'",{text[1:-2]},\n "shardlist": [\n  {shardlist}\n ]\n}}\n'
+        return f"{_CRC32.decode()}{crc32(_CRC32 + bytes(8) + rest.encode()):08x}{rest}"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, url: str = "", allow_any_url: bool = False) -> "Manifest":
@@ -145,40 +190,24 @@ class Manifest:
             allow_any_url: Accept shards outside that folder. Only for manifests whose author you trust.
 
         Raises:
-            DatasetError: It is damaged, of an unknown version, does not match its digest, or names files outside its
-                folder.
+            DatasetError: It is damaged, of an unknown version, does not match its checksum or its digest, or names
+                files outside its folder.
         """
         where = join(url, MANIFEST_NAME) if url else MANIFEST_NAME
+        data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
         try:
-            data = json.loads(text)
-            version = (
-                data["shardkit_version"]
-                if "shardkit_version" in data or "wids_version" not in data
-                else "none: wids wrote it"
-            )
-            if version != FORMAT_VERSION:
+            _check_text(data)
+            described = json.loads(data)
+            version = described.get("shardkit_version", "none: wids wrote it" if "wids_version" in described else None)
+            if version not in (1, FORMAT_VERSION):
                 raise DatasetError(
-                    f"{where}: is of format version {version!r}, this shardkit reads version {FORMAT_VERSION}; "
+                    f"{where}: is of format version {version!r}, this shardkit reads versions 1 to {FORMAT_VERSION}; "
                     "upgrade shardkit, or make it again with 'shardkit index'",
                     url=where,
                 )
-            _check_types(data)
-            shards = tuple(
-                Shard(s["url"], s["nsamples"], s["filesize"], s["tarsize"], s["sha256"], s["compression"], s["blocks"])
-                for s in data["shardlist"]
-            )
-            manifest = cls(
-                shards,
-                data["block_samples"],
-                tuple(data["fields"]),
-                data["unique_keys"],
-                tuple(data["classes"]),
-                data["columns"],
-                data["packed"],
-                url,
-            )
-            is_true = (manifest.digest, manifest.num_samples) == (data["digest"], data["samples"])
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            manifest = _parse(described, url, has_crc32=data.startswith(_CRC32))
+            is_true = (manifest.digest, manifest.num_samples) == (described["digest"], described["samples"])
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DatasetError(
                 f"{where}: is not a manifest of shardkit ({type(error).__name__}: {error}); "
                 "fetch it again, or make it again with 'shardkit index'",
@@ -191,9 +220,62 @@ class Manifest:
                 url=where,
             )
         if not allow_any_url:
-            for shard in shards:
+            for shard in manifest.shards:
                 _check_inside(shard.url, where)
         return manifest
+
+
+def _check_text(data: bytes) -> None:
+    """Compare a manifest with its checksum, and bound what it becomes, before it is parsed. Raises ValueError."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"it has {format_bytes(len(data))}, expected at most {format_bytes(MAX_MANIFEST_BYTES)}")
+    if data.startswith(_CRC32):
+        digits = data[len(_CRC32) : len(_CRC32) + 8]
+        found = crc32(_CRC32 + bytes(8))
+        found = crc32(memoryview(data)[len(_CRC32) + 8 :], found)
+        if digits != b"%08x" % found:
+            raise ValueError("it does not match its own checksum, so it was edited or damaged")
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _SOME_VALUES + len(data) // _BYTES_A_VALUE:
+        raise ValueError(f"it has {values:,} values, far more than its shards need")
+
+
+def _parse(data: dict[str, Any], url: str, *, has_crc32: bool) -> Manifest:
+    """Return the manifest that a JSON object describes. Raises KeyError, TypeError or ValueError."""
+    version = data["shardkit_version"]
+    if has_crc32 != (version > 1):
+        raise ValueError("its first line is not that of its format")
+    _check_types(data)
+    shards = tuple(
+        Shard(
+            s["url"],
+            s["nsamples"],
+            s["filesize"],
+            s["tarsize"],
+            s["sha256"],
+            s["compression"],
+            s["blocks"],
+            *(() if version == 1 else (s["blocks_crc32"], FileFacts(**s["index"]))),
+        )
+        for s in data["shardlist"]
+    )
+    block_file = None if version == 1 else FileFacts(**data["block_file"])
+    column_file = None if version == 1 or data["column_file"] is None else FileFacts(**data["column_file"])
+    if bool(data["columns"]) != (column_file is not None) and version > 1:
+        raise ValueError("it has columns without their file, or the other way round")
+    return Manifest(
+        shards,
+        data["block_samples"],
+        tuple(data["fields"]),
+        data["unique_keys"],
+        tuple(data["classes"]),
+        data["columns"],
+        data["packed"],
+        block_file,
+        column_file,
+        version,
+        url,
+    )
 
 
 def _check_types(data: dict[str, Any]) -> None:
@@ -203,28 +285,43 @@ def _check_types(data: dict[str, Any]) -> None:
             raise TypeError(f"{name} is {data[name]!r:.50}, expected {kind.__name__}")
     texts = [*data["fields"], *data["classes"], *data["columns"].values()]
     numbers = [data["block_samples"] - 1]
+    files = [data[name] for name in ("block_file", "column_file") if data.get(name) is not None]
     for shard in data["shardlist"]:
         texts += (shard["url"], shard["sha256"], shard["compression"])
         numbers += (shard["nsamples"], shard["filesize"], shard["tarsize"], shard["blocks"])
+        if "index" in shard:
+            files.append(shard["index"])
+            numbers.append(shard["blocks_crc32"])
+    for file in files:
+        texts.append(file["sha256"])
+        numbers += [value for name, value in file.items() if name != "sha256"]
     if not set(map(type, texts)) <= {str} or set(map(type, numbers)) != {int}:
         raise TypeError("a name is not text, or a number is not an integer")
     if min(numbers) < 0 or sum(numbers) >= 1 << 63:
         raise ValueError("a number is out of range")
+    if not all(len(sha) == 64 and _HEXADECIMAL.issuperset(sha) for sha in (file["sha256"] for file in files)):
+        raise ValueError("a SHA-256 is none")
 
 
 def read_manifest(
-    url: str | PathLike[str], *, storage_options: Mapping[str, object] | None = None, allow_any_url: bool = False
+    url: str | PathLike[str],
+    *,
+    digest: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    allow_any_url: bool = False,
 ) -> Manifest:
     """Return the manifest of a dataset.
 
     Args:
         url: The dataset's folder, or its ``manifest.json``.
+        digest: Of the dataset that is meant. If a newer one has taken its place, its own manifest is looked for.
         storage_options: Passed to the storage.
         allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.
 
     Raises:
         UnfinishedDatasetError: The dataset is being written, or its writer was killed.
-        DatasetError: There is no manifest, or it is not usable.
+        DatasetError: There is no manifest, it is not usable, or it is another dataset's than ``digest`` says.
+        ArgumentError: ``digest`` is none.
 
     Example:
         >>> read_manifest("no/such/folder")  # doctest: +ELLIPSIS
@@ -235,14 +332,27 @@ def read_manifest(
     folder, name = split_url(url)
     if not name.endswith(".json"):
         folder, name = url.rstrip("/") or url, MANIFEST_NAME
+    if digest is not None and not (isinstance(digest, str) and len(digest) == 64 and _HEXADECIMAL.issuperset(digest)):
+        raise ArgumentError(f"digest is {digest!r:.100}, expected the 64 hexadecimal digits of a Manifest.digest")
     storage = storage_for(folder, storage_options)
     check_finished(storage, folder)
     try:
-        return load_manifest(storage, folder, name, allow_any_url=allow_any_url)
+        manifest = load_manifest(storage, folder, name, allow_any_url=allow_any_url)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetError(
             f"{folder}: has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'", url=folder
         ) from None
+    if digest in (None, manifest.digest):
+        return manifest
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # as in check_finished
+        earlier = load_manifest(storage, folder, version_name(digest), allow_any_url=allow_any_url)
+        if earlier.digest == digest:
+            return earlier
+    raise DatasetError(
+        f"{folder}: is the dataset {manifest.digest}, expected {digest}; it was replaced, or is another one. Look at "
+        "what has changed before you pass its digest",
+        url=folder,
+    )
 
 
 def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bool) -> Manifest:
@@ -261,21 +371,43 @@ def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bo
     return read_right(url, read)
 
 
-def check_finished(storage: Storage, folder: str) -> None:
+def check_finished(storage: Storage, folder: str, *, by_pack: bool = False) -> None:
     """Check that no unfinished dataset stands in a folder.
+
+    Args:
+        storage: Serves the folder.
+        folder: The folder.
+        by_pack: Whether only one that ``pack`` began is meant: what a ``ShardWriter`` has left can be made a dataset.
 
     Raises:
         UnfinishedDatasetError: One does.
     """
+    url = join(folder, UNFINISHED_NAME)
     try:
-        storage.info(join(folder, UNFINISHED_NAME))
+        storage.info(url)
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # S3 forbids to know what does not exist
         return
+    if is_by_writer := is_begun_by_writer(storage, folder):
+        if by_pack:
+            return
+        advice = f"go on with ShardWriter(..., resume=True), or run 'shardkit index {folder}' to make a dataset of the "
+        advice += "shards that are whole"
+    else:
+        advice = "run the same pack again to go on, or pass overwrite=True to begin anew"
     raise UnfinishedDatasetError(
-        f"{folder}: is unfinished: it is being written, or its writer was stopped ({UNFINISHED_NAME} stands in it). "
-        "Run the same pack again to go on, or delete the folder",
+        f"{folder}: is unfinished: it is being written, or its {'ShardWriter' if is_by_writer else 'pack'} was stopped "
+        f"({UNFINISHED_NAME} stands in it). If nobody is writing it, {advice}",
         url=folder,
     )
+
+
+def is_begun_by_writer(storage: Storage, folder: str) -> bool:
+    """Return whether the unfinished dataset in a folder is one that a ``ShardWriter`` has begun."""
+    try:
+        marker = json.loads(read_whole(storage, join(folder, UNFINISHED_NAME)))
+    except (FileNotFoundError, DatasetError, ValueError, RecursionError):
+        return False
+    return isinstance(marker, dict) and marker.get("writer") == "ShardWriter"
 
 
 def find_names(storage: Storage, folder: str, names: Iterable[str]) -> list[str]:
@@ -288,11 +420,24 @@ def find_names(storage: Storage, folder: str, names: Iterable[str]) -> list[str]
     return found
 
 
-def read_whole(storage: Storage, url: str, *, fresh: bool = False) -> bytes:
-    """Return a small file's content."""
+def read_whole(storage: Storage, url: str, *, most: int = MAX_MANIFEST_BYTES, fresh: bool = False) -> bytes:
+    """Return a small file's content.
+
+    Raises:
+        DatasetError: It has more than ``most`` bytes.
+    """
     stream = storage.open(url, fresh=fresh)
     try:
-        pieces = list(iter(lambda: stream.read(_READ_BYTES), b""))
+        pieces = []
+        size = stream.size or 0
+        while size <= most and (piece := stream.read(_READ_BYTES)):
+            pieces.append(piece)
+            size = max(size, sum(map(len, pieces)))
+        if size > most:
+            raise DatasetError(
+                f"{url}: has {format_bytes(size)}, expected at most {format_bytes(most)}; it is not of shardkit",
+                url=url,
+            )
         return b"".join(pieces)
     finally:
         stream.close()
@@ -318,7 +463,7 @@ def strip_suffix(name: str) -> str:
 
 
 def index_name(url: str) -> str:
-    """Return where a shard's index is, relative to the manifest.
+    """Return where a shard's index is in format 1, relative to the manifest.
 
     That is beside the shard; for a shard outside the manifest's folder it is in that folder.
 
@@ -327,6 +472,26 @@ def index_name(url: str) -> str:
         ('a/train-000000.parquet', 'train-000000.parquet')
     """
     return strip_suffix(url if _is_inside(url) else split_url(url)[1]) + ".parquet"
+
+
+def index_file_name(url: str, sha256: str) -> str:
+    """Return where a shard's index is in format 2, relative to the manifest; its name changes with its content.
+
+    Example:
+        >>> index_file_name("a/train-000000.tar.zst", "0123456789abcdef" * 4)
+        '__index__/train-000000.0123456789abcdef.parquet'
+    """
+    return f"{INDEX_FOLDER}/{strip_suffix(split_url(url)[1])}.{sha256[:_SHORT_HASH]}.parquet"
+
+
+def version_name(digest: str) -> str:
+    """Return where the manifest of the dataset with a digest stays, relative to ``manifest.json``.
+
+    Example:
+        >>> version_name("0123456789abcdef" * 4)
+        '__index__/manifest-0123456789abcdef.json'
+    """
+    return f"{INDEX_FOLDER}/manifest-{digest[:_SHORT_HASH]}.json"
 
 
 def _is_inside(url: str) -> bool:

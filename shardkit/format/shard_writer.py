@@ -19,8 +19,10 @@ from isal.isal_zlib import crc32
 from shardkit.codecs.compress import Compression, Compressor, compress_frame, gzip_writer, parse_compression, seek_table
 from shardkit.codecs.registry import Codec, encode
 from shardkit.errors import SampleError
-from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index, write_index
+from shardkit.format.columns import promoted_columns
+from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex, describe_shard, publish_index
 from shardkit.format.manifest import Shard
+from shardkit.format.parquet import FileFacts
 from shardkit.format.tar import END_OF_ARCHIVE, MAX_MEMBER_BYTES, member_header, member_size
 from shardkit.sample import KEY, SOURCE, check_fields, check_key, fields_of
 from shardkit.storage.base import Storage, format_bytes, join
@@ -47,7 +49,8 @@ class WrittenShard(NamedTuple):
 
     shard: Shard
     fields: tuple[str, ...]
-    columns: dict[str, str]
+    columns: "pa.Schema"
+    blocks: BlockTable
 
 
 def encode_sample(sample: Mapping[str, Any], *, codecs: Mapping[str, Codec] | None = None) -> EncodedSample:
@@ -310,8 +313,7 @@ class OpenShard:
         overwrite: bool = False,
     ) -> None:
         self._storage = storage
-        self._index_url = join(folder, f"{stem}.parquet")
-        self._overwrite = overwrite
+        self._folder = folder
         self._stack = ExitStack()
         name = stem + compression.suffix
         file = self._stack.enter_context(self._storage.create(join(folder, name), overwrite=overwrite))
@@ -322,9 +324,8 @@ class OpenShard:
         """Finish the shard, give it its name, then publish its index."""
         with self._stack:
             facts, blocks, table = self.file.finish()
-        with self._storage.create(self._index_url, overwrite=self._overwrite) as file:
-            write_index(file, table, facts, blocks)
-        return written_shard(read_index(self._storage, self._index_url))
+        shard = publish_index(self._storage, self._folder, facts.shard, table, facts, blocks)
+        return WrittenShard(shard, facts.fields, promoted_columns(table.schema), blocks)
 
     def __enter__(self) -> Self:
         return self
@@ -336,16 +337,7 @@ class OpenShard:
         self._stack.__exit__(kind or GeneratorExit, error or GeneratorExit(), traceback)
 
 
-def written_shard(index: ShardIndex) -> WrittenShard:
-    """Return what a manifest says of a shard, from the shard's index."""
-    facts = index.facts
-    shard = Shard(
-        url=facts.shard,
-        samples=facts.samples,
-        file_size=facts.file_size,
-        tar_size=facts.tar_size,
-        sha256=facts.sha256,
-        compression=facts.compression,
-        blocks=len(index.blocks),
-    )
-    return WrittenShard(shard, facts.fields, index.columns)
+def written_shard(index: ShardIndex, facts: FileFacts) -> WrittenShard:
+    """Return what is known of a shard from its index, and what is known of that."""
+    shard = describe_shard(index.facts.shard, index.facts, index.blocks, facts)
+    return WrittenShard(shard, index.facts.fields, promoted_columns(index.schema), index.blocks)

@@ -16,7 +16,7 @@ from shardkit.codecs.compress import open_decompressed
 from shardkit.codecs.images import IMAGE_FIELDS
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import SampleError, ShardError, SourceError, check_path, hide_secrets
-from shardkit.format.index import ShardIndex, read_index
+from shardkit.format.index import ShardIndex, open_index
 from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest
 from shardkit.format.scan import group_members, range_reader
 from shardkit.format.tar import read_members
@@ -52,7 +52,8 @@ class _Shard:
 
     @cached_property
     def index(self) -> ShardIndex | None:
-        return read_index(self.storage, self.location.index_url) if self.location.index_url else None
+        shard = self.location.shard
+        return open_index(self.storage, self.location.folder, shard) if shard else None
 
     def samples(self) -> Iterator[SampleInfo]:
         """Yield what the shard has; of a shard without an index only headers are read, as far as its format allows."""
@@ -141,7 +142,7 @@ def _open(
     first = locations[0]
     if isinstance(urls, str) and first.shard:
         folder = urls.rstrip("/") or urls
-        if "{" not in folder or first.index_url == join(folder, first.shard.index_url):  # one dataset
+        if "{" not in folder or first.folder == folder:  # one dataset
             manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
     storage = storage_for(first.url, storage_options)
     return manifest, (_Shard(storage, location) for location in locations)
@@ -292,10 +293,11 @@ def compute_statistics(
             values = Counter(shard.field_values("cls"))
             for data, count in values.items():
                 labels[decoder.decode("cls", data, url=shard.url)] += count
-        if shard.location.index_url:
-            others.append(shard.storage.info(shard.location.index_url).size)
+        if entry := shard.location.shard:
+            others.append(shard.storage.info(join(shard.location.folder, entry.index_url)).size)
     if manifest:
         others.append(len(manifest.to_json()))
+        others += [file.size for file in (manifest.block_file, manifest.column_file) if file]
     joined = {name: np.concatenate(found) for name, found in sorted(sizes.items())}
     names = manifest.classes if manifest else ()
     everything = np.concatenate(list(joined.values()) or [np.zeros(0, dtype=np.int64)])

@@ -4,7 +4,9 @@ A shard is read once, as ``index_shards`` reads it, and all that this says of th
 manifest and the index say. Where they differ, each sample is looked up by its index and checked on its own.
 """
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -13,21 +15,36 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from shardkit.errors import DatasetError, NoListingError, ShardError, ShardkitError, check_path
-from shardkit.format.index import OFFSET, SIZE, BlockTable, IndexBuilder, ShardFacts, ShardIndex, read_index
+from shardkit.format.columns import ColumnTypes
+from shardkit.format.index import (
+    OFFSET,
+    SIZE,
+    BlockTable,
+    IndexBuilder,
+    ShardFacts,
+    ShardIndex,
+    describe_shard,
+    open_index,
+    read_index,
+    read_named_index,
+)
 from shardkit.format.manifest import (
+    INDEX_FOLDER,
     MANIFEST_NAME,
     SHARD_SUFFIXES,
     UNFINISHED_NAME,
     Manifest,
     Shard,
     find_names,
+    index_name,
     load_manifest,
     strip_suffix,
 )
+from shardkit.format.parquet import FileFacts
 from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, range_reader
+from shardkit.format.side_files import ColumnFile, gather_columns
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.inspection.findings import DamagedShard, Problem, VerifyReport
-from shardkit.packing.indexing import ColumnTypes, describe_shard
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
@@ -38,6 +55,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Row = dict[str, Any]
+
+_PIECE_BYTES = 1 << 20
 
 
 def verify(
@@ -50,10 +69,10 @@ def verify(
     """Read every byte of a dataset, and report what is damaged and which samples are whole.
 
     Checked are the tars' headers and ends, the shards' sizes and SHA-256, every sample's key, place, size and CRC-32s,
-    the blocks' CRC-32s, seek tables, the indexes, the manifest and its digest, that no file is missing or too many, and
-    that keys are unique if the manifest says so. It does not stop at damage. Not checked, because nothing says what
-    they should be, are class names and what is said about how the dataset was packed; of promoted columns, only that
-    they are what was written.
+    the blocks' CRC-32s, seek tables, the indexes and side files with their SHA-256, the manifest with its checksum and
+    its digest, that no file is missing or too many, and that keys are unique if the manifest says so. It does not stop
+    at damage. Class names, what is said about how the dataset was packed, and promoted columns are checked to be what
+    was written; in format 1 nothing says what that was, and the notes say so.
 
     Shards without a manifest are checked as far as tars and the indexes that they have tell; the notes say so.
 
@@ -81,8 +100,8 @@ def verify(
     check = _Dataset(storage, url, allow_any_url=allow_any_url)
     check.find(storage_options)
     with track("verifying", total=len(check.shards), unit="shards", enabled=progress) as advance:
-        for shard_url, entry, index_url in check.shards:
-            check.verify_shard(shard_url, entry, index_url)
+        for shard_url, entry in check.shards:
+            check.verify_shard(shard_url, entry)
             advance(1)
     check.compare_manifest()
     return VerifyReport(
@@ -104,7 +123,8 @@ class _Dataset:
     url: str
     allow_any_url: bool
     manifest: Manifest | None = None
-    shards: list[tuple[str, Shard | None, str]] = field(default_factory=list)  # URL, entry, URL of the index
+    shards: list[tuple[str, Shard | None]] = field(default_factory=list)  # URL, entry
+    indexes: list[str] = field(default_factory=list)  # names of what is in the folder for them
     damaged: list[DamagedShard] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -113,7 +133,7 @@ class _Dataset:
     fields: set[str] = field(default_factory=set)
     column_types: ColumnTypes = field(default_factory=ColumnTypes)
     hashes: list[UInt64Array] = field(default_factory=list)
-    hashed: list[str] = field(default_factory=list)  # URLs of the indexes whose keys these are
+    hashed: list[ShardIndex] = field(default_factory=list)  # whose keys these are
 
     def find(self, storage_options: Mapping[str, object] | None) -> None:
         """Find the shards, and the files that are missing or too many."""
@@ -136,24 +156,34 @@ class _Dataset:
             except DatasetError as error:
                 self._problem(join(folder, name), str(error))
         if self.manifest:
-            expected = {part for shard in self.manifest.shards for part in (shard.url, shard.index_url)}
-            for extra in names:
-                if extra.lower().endswith((*SHARD_SUFFIXES, ".parquet")) and extra not in expected:
-                    self._problem(
-                        join(folder, extra), "is not in the manifest; move it away, or index the folder again"
-                    )
-            self.shards = [(join(folder, s.url), s, join(folder, s.index_url)) for s in self.manifest.shards]
+            self._take_shards(self.manifest, names)
             return
         self.notes.append("there is no manifest, so that nobody knows whether shards are missing or were replaced")
         urls = [join(folder, name) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
         if not urls and not self.problems:
             urls = [location.url for location in find_shards(self.url, storage_options)]
-        self.shards = [(shard, None, strip_suffix(shard) + ".parquet") for shard in urls]
+        self.shards = [(shard, None) for shard in urls]
+        if INDEX_FOLDER in names:
+            self.indexes = self.storage.list(join(folder, INDEX_FOLDER))
 
-    def verify_shard(self, url: str, entry: Shard | None, index_url: str) -> None:
+    def _take_shards(self, manifest: Manifest, names: Iterable[str]) -> None:
+        """Take the shards that a manifest lists, and report what is beside them."""
+        expected = {part for shard in manifest.shards for part in (shard.url, shard.index_url)}
+        for extra in names:
+            if extra.lower().endswith((*SHARD_SUFFIXES, ".parquet")) and extra not in expected:
+                problem = "is not in the manifest; move it away, or index the folder again"
+                self._problem(join(manifest.url, extra), problem)
+        self.shards = [(join(manifest.url, shard.url), shard) for shard in manifest.shards]
+        if manifest.version == 1:
+            self.notes.append(
+                "its manifest is of format 1, in which nothing shows damage to class names, promoted columns and what "
+                "is said of packing; 'shardkit index --overwrite' makes one of format 2"
+            )
+
+    def verify_shard(self, url: str, entry: Shard | None) -> None:
         """Verify one shard and its index."""
         problems: list[Problem] = []
-        index, rows = self._open_index(index_url, problems, promised=entry is not None)
+        index, rows = self._open_index(url, entry, problems)
         told = self.manifest.block_samples if self.manifest else index.facts.block_samples if index else 1
         expected = entry.sha256 if entry else index.facts.sha256 if index else ""
         facts, blocks, found = self._scan_right(url, max(1, told), expected, problems)
@@ -171,11 +201,11 @@ class _Dataset:
             damaged = self._damaged_samples(url, index, rows, found, problems)
             whole = len(rows) - len(damaged)
         else:
-            problems += _compare_rows(index_url, rows, found)
+            problems += _compare_rows(index.url if index else url, rows, found)
         if index and rows is not None:
-            self.column_types.add(url, rows)
+            self.column_types.add(url, rows.schema)
             self.hashes.append(hash_keys(row[KEY] for row in rows.select([KEY]).to_pylist()))
-            self.hashed.append(index.url)
+            self.hashed.append(index)
         if problems:
             samples = entry.samples if entry else whole if rows is None else len(rows)
             self.damaged.append(DamagedShard(url, samples, whole, tuple(damaged), tuple(problems)))
@@ -185,7 +215,7 @@ class _Dataset:
         if self.manifest is None:
             return
         url = join(self.manifest.url, MANIFEST_NAME)
-        repeated = count_repeated_keys(self.hashes, lambda i: read_index(self.storage, self.hashed[i]).sample_keys())
+        repeated = count_repeated_keys(self.hashes, lambda i: self.hashed[i].sample_keys())
         if repeated and self.manifest.unique_keys:
             self._problem(
                 url, f"says that keys are unique, but {repeated:,} samples have a key that an earlier one has"
@@ -196,6 +226,45 @@ class _Dataset:
             self._problem(url, f"has the fields {list(self.manifest.fields)}, its shards have {fields}")
         if (columns := self.column_types.as_text()) != dict(self.manifest.columns):
             self._problem(url, f"has the columns {dict(self.manifest.columns)}, its indexes have {columns}")
+        self._compare_side_files(self.manifest)
+
+    def _compare_side_files(self, manifest: Manifest) -> None:
+        """Compare the side files with the manifest, and the file of columns with the indexes."""
+        if manifest.block_file:
+            self._compare_file(join(manifest.url, manifest.block_file_url), manifest.block_file, self.problems)
+        if not manifest.column_file:
+            return
+        url = join(manifest.url, manifest.column_file_url)
+        self._compare_file(url, manifest.column_file, self.problems)
+        if self.problems:
+            return
+        file = ColumnFile(manifest, self.storage)
+        for group, rows in enumerate(
+            gather_columns(self.storage, manifest, file.schema, manifest.column_file.group_rows)
+        ):
+            if not file.rows(file.schema.names, group).equals(rows):
+                self._problem(url, f"has other values in its group {group:,} than the indexes; make it again")
+
+    def _compare_file(self, url: str, facts: FileFacts, problems: list[Problem]) -> None:
+        """Compare all bytes of a file beside the shards with what the manifest says of them."""
+        sha256, size = hashlib.sha256(), 0
+        try:
+            stream = self.storage.open(url)
+            try:
+                while piece := stream.read(_PIECE_BYTES):
+                    sha256.update(piece)
+                    size += len(piece)
+            finally:
+                stream.close()
+        except FileNotFoundError:
+            problems.append(Problem(url, "is missing; make it again with 'shardkit index'"))
+            return
+        except OSError as error:
+            problems.append(Problem(url, str(error)))
+            return
+        if (size, sha256.hexdigest()) != (facts.size, facts.sha256):
+            message = f"has {size:,} bytes with the SHA-256 {sha256.hexdigest()[:16]}..., expected {facts.size:,} with "
+            problems.append(Problem(url, f"{message}{facts.sha256[:16]}...; make it again with 'shardkit index'"))
 
     def _problem(self, url: str, message: str) -> None:
         self.problems.append(Problem(url, message))
@@ -235,15 +304,21 @@ class _Dataset:
         return facts, blocks, scan.table()
 
     def _open_index(
-        self, url: str, problems: list[Problem], *, promised: bool
+        self, shard_url: str, entry: Shard | None, problems: list[Problem]
     ) -> "tuple[ShardIndex | None, pa.Table | None]":
         """Return an index and its rows; without a manifest a file of that name need not be an index."""
         try:
-            index = read_index(self.storage, url)
+            if self.manifest and entry:
+                index = open_index(self.storage, self.manifest.url, entry)
+                if entry.index:
+                    self._compare_file(index.url, entry.index, problems)
+            else:
+                index = self._find_index(shard_url)
             rows = index.rows()
-            _check_schema(rows, url)
+            _check_schema(rows, index.url)
         except (ShardkitError, OSError) as error:
-            if promised:
+            if self.manifest and entry:
+                url = join(self.manifest.url, entry.index_url)
                 missing = isinstance(error, FileNotFoundError)
                 message = "is missing; make it again with 'shardkit index'" if missing else str(error)
                 problems.append(Problem(url, message))
@@ -251,6 +326,16 @@ class _Dataset:
                 self.notes.append("there are shards without indexes, of which only headers and ends were checked")
             return None, None
         return index, rows
+
+    def _find_index(self, shard_url: str) -> ShardIndex:
+        """Return the index of a shard without a manifest: one of format 2, if there is just one, or of format 1."""
+        folder, name = split_url(shard_url)
+        found = [
+            other for other in self.indexes if re.fullmatch(rf"{re.escape(strip_suffix(name))}\.[^.]+\.parquet", other)
+        ]
+        if len(found) == 1:
+            return read_named_index(self.storage, folder, found[0])[0]
+        return read_index(self.storage, join(folder, index_name(name)))
 
     def _damaged_samples(
         self, url: str, index: ShardIndex, rows: "pa.Table", found: "pa.Table", problems: list[Problem]
@@ -301,7 +386,9 @@ def _compare_facts(
     """Compare what a shard says of itself with what manifest and index say of it."""
     problems = []
     if entry:
-        problems += _differences(url, "the manifest", asdict(describe_shard(entry.url, facts, blocks)), asdict(entry))
+        problems += _differences(
+            url, "the manifest", asdict(describe_shard(entry.url, facts, blocks, entry.index)), asdict(entry)
+        )
     if index:
         told = replace(index.facts, plan="")  # the plan is the packer's
         problems += _differences(url, f"the index {index.url}", asdict(facts), asdict(told))

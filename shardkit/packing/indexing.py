@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,28 +20,29 @@ from shardkit.errors import (
     check_texts,
     hide_secrets,
 )
-from shardkit.format.columns import Column, ColumnMaker
+from shardkit.format.columns import Column, ColumnMaker, ColumnTypes
 from shardkit.format.index import (
     MAX_BLOCK_SAMPLES,
     OFFSET,
     SIZE,
     BlockTable,
-    ShardFacts,
     choose_block_samples,
+    open_index,
+    publish_index,
     read_index,
-    write_index,
 )
 from shardkit.format.manifest import (
     MANIFEST_NAME,
     SHARD_SUFFIXES,
+    UNFINISHED_NAME,
     Manifest,
     Shard,
     check_finished,
     index_name,
-    read_manifest,
-    write_whole,
+    load_manifest,
 )
 from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, group_members
+from shardkit.format.side_files import publish_manifest
 from shardkit.format.tar import read_members
 from shardkit.hashing import hash_keys
 from shardkit.progress import track
@@ -76,9 +77,11 @@ def index_shards(
     write itself are indexed as they are. Keys that occur more than once are accepted, counted in a log message, and
     recorded: ``Manifest.unique_keys`` is False then.
 
-    Where a manifest exists, the shards are compared with it: only shards that are what it says are indexed anew, the
+    Where a manifest exists, the shards are compared with it: only shards that are what it says are indexed anew. The
     size of blocks, class names and how the dataset was packed are taken over, and so are the columns of the indexes
-    that ``columns`` does not name.
+    that ``columns`` does not name. A dataset of format 1 becomes one of format 2, with the same digest and the same
+    order; its old indexes are deleted when the manifest is there. Shards that a ``ShardWriter`` left when it was
+    stopped become a dataset, too.
 
     Args:
         urls: A folder of shards, a pattern with braces or wildcards, or a list of these.
@@ -86,9 +89,10 @@ def index_shards(
             shards outside its own folder, and who opens it must say that this is meant (``allow_any_url``).
         columns: Values to have in the index, such as ``{"label": "cls", "width": lambda s: s["jpg"].shape[1]}``: a
             field, decoded, or a function of the sample.
-        block_bytes: About how large a block is.
+        block_bytes: About how large a block is, where no manifest says it.
         classes: The names of the classes, by number.
-        overwrite: Replace a manifest that says otherwise, and files that are in the way of indexes; take nothing over.
+        overwrite: Replace a manifest that is damaged, lists other shards, or says otherwise of them. What it says is
+            taken over all the same where the shards are as it says.
         progress: Show a progress bar on a terminal.
         storage_options: Passed to the storage.
 
@@ -99,10 +103,10 @@ def index_shards(
         ShardError: A shard is damaged, a sample has a field twice, or a name is not UTF-8. Indexes of earlier shards
             are there, the manifest is not, or is the old one.
         DatasetError: A shard is not what the manifest says (it was damaged, or replaced), or there are no shards.
-        DatasetExistsError: The manifest has other shards, or a file that is no index has an index's name.
-        UnfinishedDatasetError: The folder's dataset is still being written.
-        ArgumentError: The shards lie in several folders and ``out`` is not given, or two would have one index. Or a
-            column names a field that no sample has: the indexes are there then, the manifest is not, or is the old one.
+        DatasetExistsError: The manifest has other shards.
+        UnfinishedDatasetError: The folder's dataset is still being packed.
+        ArgumentError: The shards lie in several folders and ``out`` is not given. Or a column names a field that no
+            sample has: the indexes are there then, the manifest is not, or is the old one.
 
     Example:
         >>> import tarfile, tempfile
@@ -121,16 +125,14 @@ def index_shards(
     folder = _manifest_folder(shard_urls, check_path("out", out) if out else None)
     storage = storage_for(folder, storage_options)
     for place in {folder, *(split_url(url)[0] for url in shard_urls)}:
-        check_finished(storage, place)
-    names = _names(shard_urls, folder)
-    old = None if overwrite else _old_manifest(storage, folder, set(names), storage_options)
+        check_finished(storage, place, by_pack=True)
+    names = [_name(url, folder) for url in shard_urls]
+    old = _old_manifest(storage, folder, set(names), overwrite=overwrite)
     expected = {shard.url: shard for shard in old.shards} if old else {}
-    for name in names:
-        if not overwrite and name not in expected:
-            _check_index_place(storage, join(folder, index_name(name)))
     block_samples = old.block_samples if old else _choose_block_samples(storage, shard_urls, block_bytes)
 
-    shards = []
+    shards: list[Shard] = []
+    tables: list[BlockTable] = []
     fields: set[str] = set()
     hashes = []
     column_types = ColumnTypes()
@@ -138,28 +140,25 @@ def index_shards(
         for url, name in zip(shard_urls, names, strict=True):
             scan = ShardScan(storage, url, block_samples=block_samples, columns=maker)
             scan.run()
-            facts = scan.facts()
-            _check_expected(url, facts, expected.get(name))
-            index_url = join(folder, index_name(name))
-            table = scan.table()
-            if not overwrite:
-                table = _with_old_columns(table, facts, storage, index_url, known=old.columns if old else ())
-            column_types.add(name, table)
-            blocks = scan.blocks()
-            with storage.create(index_url, overwrite=True) as file:
-                write_index(file, table, facts, blocks)
-            shards.append(describe_shard(name, facts, blocks))
+            facts, table, blocks = scan.facts(), scan.table(), scan.blocks()
+            known = expected.get(name)
+            if known and known.sha256 != facts.sha256 and not overwrite:
+                raise _is_other_shard(url, facts.sha256, known.sha256)
+            if old and known and known.sha256 == facts.sha256:
+                table = _with_old_columns(table, storage, old, known)
+            column_types.add(name, table.schema)
+            shards.append(publish_index(storage, folder, name, table, facts, blocks))
+            tables.append(blocks)
             fields |= scan.fields
             hashes.append(hash_keys(scan.keys))
             advance(1)
     maker.check_fields([fields] if fields else [])
-    repeated = count_repeated_keys(
-        hashes, lambda i: read_index(storage, join(folder, shards[i].index_url)).sample_keys()
-    )
+    repeated = count_repeated_keys(hashes, lambda i: open_index(storage, folder, shards[i]).sample_keys())
     if repeated:
         _logger.warning(
             "%s: %s samples have a key that an earlier sample has; unique_keys is false", hide_secrets(folder), repeated
         )
+    is_as_packed = old is not None and [s.sha256 for s in old.shards] == [s.sha256 for s in shards]
     manifest = Manifest(
         tuple(shards),
         block_samples,
@@ -167,18 +166,13 @@ def index_shards(
         repeated == 0,
         old.classes if old and classes is None else classes or (),
         column_types.as_text(),
-        old.packed if old else {},
-        folder,
+        old.packed if old and is_as_packed else {},
+        url=folder,
     )
-    write_whole(storage, join(folder, MANIFEST_NAME), manifest.to_json().encode(), overwrite=True)
+    manifest = publish_manifest(storage, manifest, tables, column_types.schema)
+    _delete_old_indexes(storage, manifest)
+    storage.delete(join(folder, UNFINISHED_NAME))
     return manifest
-
-
-def describe_shard(name: str, facts: ShardFacts, blocks: BlockTable) -> Shard:
-    """Return the manifest's entry for a shard."""
-    return Shard(
-        name, facts.samples, facts.file_size, facts.tar_size, facts.sha256, facts.compression, blocks=len(blocks)
-    )
 
 
 def _shard_urls(
@@ -214,21 +208,6 @@ def _manifest_folder(shard_urls: Sequence[str], out: str | None) -> str:
     raise ArgumentError(f"{lie}{cannot}; say by out= where the manifest and the indexes go")
 
 
-def _names(shard_urls: Sequence[str], folder: str) -> list[str]:
-    """Return what the manifest calls the shards: their URLs relative to its folder, or whole if they lie elsewhere."""
-    names = [_name(url, folder) for url in shard_urls]
-    taken: dict[str, str] = {}
-    for url, name in zip(shard_urls, names, strict=True):
-        other = taken.setdefault(index_name(name), url)
-        if other is not url:
-            raise ArgumentError(
-                f"the shards {other} and {url} would have one index, {index_name(name)}; "
-                "rename one, or index them apart",
-                url=url,
-            )
-    return names
-
-
 def _name(url: str, folder: str) -> str:
     if not is_remote(url) and not is_remote(folder):
         return Path(os.path.relpath(local_path(url).resolve(), local_path(folder).resolve())).as_posix()
@@ -245,16 +224,19 @@ def _name(url: str, folder: str) -> str:
     return unquote(name) if is_web(url) else name
 
 
-def _old_manifest(
-    storage: Storage, folder: str, names: set[str], storage_options: Mapping[str, object] | None
-) -> Manifest | None:
-    """Return the manifest that is there, which must not have other shards than these."""
+def _old_manifest(storage: Storage, folder: str, names: set[str], *, overwrite: bool) -> Manifest | None:
+    """Return the manifest that is there, which must not have other shards than these, unless it is overwritten."""
     try:
-        storage.info(join(folder, MANIFEST_NAME))
-    except FileNotFoundError:
+        old = load_manifest(storage, folder, MANIFEST_NAME, allow_any_url=True)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    old = read_manifest(folder, storage_options=storage_options, allow_any_url=True)
-    if missing := [shard.url for shard in old.shards if shard.url not in names]:
+    except DatasetError as error:
+        if not overwrite:
+            raise
+        _logger.warning("%s; so nothing is taken over from it", error)
+        return None
+    missing = [shard.url for shard in old.shards if shard.url not in names]
+    if missing and not overwrite:
         raise DatasetExistsError(
             f"{folder}: its manifest also lists {missing[0]}{' and more' if missing[1:] else ''}, which would be lost; "
             f"index all of its shards, or pass overwrite=True to make a dataset of these {len(names):,} alone",
@@ -263,19 +245,14 @@ def _old_manifest(
     return old
 
 
-def _check_index_place(storage: Storage, url: str) -> None:
-    """Check that nothing is there but an index: other programs, too, put Parquet files of that name beside shards."""
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            read_index(storage, url)
-        except (DatasetError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            raise DatasetExistsError(
-                f"{url}: is in the place of an index, but is none of shardkit; pass out= to put the indexes elsewhere, "
-                "or overwrite=True to replace it",
-                url=url,
-            ) from error
+def _delete_old_indexes(storage: Storage, manifest: Manifest) -> None:
+    """Delete the indexes of format 1 that lie beside the shards; other files of such names stay."""
+    for shard in manifest.shards:
+        url = join(manifest.url, index_name(shard.url))
+        with contextlib.suppress(FileNotFoundError, DatasetError, OSError):
+            index = read_index(storage, url)
+            if index.facts.sha256 == shard.sha256:
+                storage.delete(url)
 
 
 def _choose_block_samples(storage: Storage, shard_urls: Sequence[str], block_bytes: int) -> int:
@@ -302,61 +279,30 @@ def _choose_block_samples(storage: Storage, shard_urls: Sequence[str], block_byt
     return choose_block_samples(0, 0, block_bytes)
 
 
-def _check_expected(url: str, facts: ShardFacts, expected: Shard | None) -> None:
-    if expected and expected.sha256 != facts.sha256:
-        raise DatasetError(
-            f"shard {url}: has the SHA-256 {facts.sha256[:16]}..., expected {expected.sha256[:16]}... as its manifest "
-            "says; it was damaged or replaced. Fetch it again, or, if it is what it should be, pass overwrite=True",
-            url=url,
-        )
+def _is_other_shard(url: str, found: str, expected: str) -> DatasetError:
+    return DatasetError(
+        f"shard {url}: has the SHA-256 {found[:16]}..., expected {expected[:16]}... as its manifest says; it was "
+        "damaged or replaced. Fetch it again, or, if it is what it should be, pass overwrite=True",
+        url=url,
+    )
 
 
-def _with_old_columns(
-    table: "pa.Table", facts: ShardFacts, storage: Storage, url: str, *, known: Container[str]
-) -> "pa.Table":
+def _with_old_columns(table: "pa.Table", storage: Storage, old: Manifest, shard: Shard) -> "pa.Table":
     """Return the table with the columns that only the present index of the same bytes has.
 
     One without values that no manifest knows is left out: it is of a call whose columns named no field.
     """
     try:
-        old = read_index(storage, url)
-        if old.facts.sha256 != facts.sha256:
-            return table
-        kept = old.rows([name for name in (*sorted(old.columns), SOURCE) if name not in table.column_names])
-    except (FileNotFoundError, DatasetError):
+        index = open_index(storage, old.url, shard)
+        kept = index.rows([name for name in (*sorted(index.columns), SOURCE) if name not in table.column_names])
+    except (FileNotFoundError, DatasetError) as error:
+        lost = [name for name in old.columns if name not in table.column_names]
+        if lost:
+            _logger.warning("%s; so the columns %s of its shard are lost", error, ", ".join(lost))
         return table
     for name in kept.column_names:
-        if old.columns.get(name) == "null" and name not in known:
+        if index.columns.get(name) == "null" and name not in old.columns:
             continue
         table = table.append_column(name, kept.column(name))
     own = [name for name in table.column_names if ":" in name or name in (KEY, OFFSET, SIZE)]
     return table.select([*own, *sorted(set(table.column_names) - set(own))])
-
-
-class ColumnTypes:
-    """The promoted columns of all shards, in types that hold the values of each."""
-
-    def __init__(self) -> None:
-        self._schema: pa.Schema | None = None
-
-    def add(self, name: str, table: "pa.Table") -> None:
-        """Add the columns of one shard's index.
-
-        Raises:
-            ArgumentError: No type holds the values of a column in this shard and those before it.
-        """
-        import pyarrow as pa
-
-        promoted = [f.remove_metadata() for f in table.schema if ":" not in f.name and not f.name.startswith("__")]
-        schemas = [self._schema or pa.schema([]), pa.schema(promoted)]
-        try:
-            self._schema = pa.unify_schemas(schemas, promote_options="permissive")
-        except pa.ArrowException as error:
-            raise ArgumentError(
-                f"columns: the values in shard {name} are not of the type that they have in the shards before it "
-                f"({error}); return one type, or None"
-            ) from error
-
-    def as_text(self) -> dict[str, str]:
-        """Return the columns and their Arrow types as text."""
-        return {field.name: str(field.type) for field in self._schema or ()}

@@ -33,12 +33,11 @@ from shardkit.packing.target import Request, Target, check_apart, describe_trans
 from shardkit.packing.tasks import ShardTask, SpillTask
 from shardkit.packing.workers import Workers
 from shardkit.packing.writer import (
-    assemble_manifest,
     check_shard_samples,
     check_unique,
     clean_destination,
     dataset_name,
-    publish_manifest,
+    publish_dataset,
     shard_stem,
     too_large,
 )
@@ -51,7 +50,7 @@ from shardkit.storage.registry import storage_for
 
 T = TypeVar("T")
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 _NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping)  # though some can be iterated over
 _SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
 _CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
@@ -195,9 +194,9 @@ class _Pack:
         def tasks() -> Iterator[ShardTask]:
             for name, target in unfinished.items():
                 stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
-                left = target.clean({stem + suffix for stem in stems for suffix in (".parquet", compression.suffix)})
+                indexes = target.clean(stems, compression)
                 for number, stem in enumerate(stems):
-                    earlier = target.finished_shard(stem, compression, digest) if f"{stem}.parquet" in left else None
+                    earlier = target.finished_shard(stem, indexes[stem], compression, digest)
                     if earlier is not None:
                         done[earlier.shard.url] = earlier
                         advance(earlier.shard.samples)
@@ -218,14 +217,14 @@ class _Pack:
         shutil.rmtree(spill, ignore_errors=True)  # before a manifest says that there is nothing more to do
         for name, target in unfinished.items():
             stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
-            manifest = assemble_manifest(
+            publish_dataset(
+                self._storage,
+                target.folder,
                 [done[stem + compression.suffix] for stem in stems],
                 block_samples=sizes[name],
                 classes=getattr(self._source, "classes", ()),
                 packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
-                url=target.folder,
             )
-            publish_manifest(self._storage, target.folder, manifest)
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
         request = self._request

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from shardkit.codecs.compress import Compression
 from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError
 from shardkit.format.columns import Column
-from shardkit.format.index import read_index
-from shardkit.format.manifest import MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
+from shardkit.format.index import read_named_index
+from shardkit.format.manifest import INDEX_FOLDER, MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.format.shard_writer import WrittenShard, written_shard
 from shardkit.packing.records import SampleFunction, SampleTransform
 from shardkit.packing.writer import check_folder, delete_others, prepare_folder
@@ -130,21 +130,36 @@ class Target:
         elif self._earlier["plan"] != plan["plan"]:
             raise self._refuse(_OTHER_SOURCE)
 
-    def clean(self, keep: Container[str]) -> set[str]:
-        """Delete what killed writers and replaced datasets left, and return what is left of ``keep``."""
+    def clean(self, stems: Sequence[str], compression: Compression) -> dict[str, list[str]]:
+        """Delete what killed writers and replaced datasets left; return the indexes that are left of each shard."""
         if not is_remote(self.folder):
             remove_temporary_files(self.folder)
+            remove_temporary_files(join(self.folder, INDEX_FOLDER))
+        indexes: dict[str, list[str]] = {stem: [] for stem in stems}
+        for name in self._storage.list(join(self.folder, INDEX_FOLDER)):
+            stem = name.removesuffix(".parquet").rpartition(".")[0]
+            if stem in indexes:
+                indexes[stem].append(name)
+        keep = {stem + compression.suffix for stem in stems}
+        keep |= {join(INDEX_FOLDER, name) for names in indexes.values() for name in names}
         delete_others(self._storage, self.folder, keep=keep)
-        return {name for name in self._storage.list(self.folder) if name in keep}
+        return indexes
 
-    def finished_shard(self, stem: str, compression: Compression, plan: str) -> WrittenShard | None:
-        """Return a shard that an earlier call of the same pack finished; None if there is none."""
-        try:
-            written = written_shard(index := read_index(self._storage, join(self.folder, f"{stem}.parquet")))
-            size = self._storage.info(join(self.folder, stem + compression.suffix)).size
-        except (FileNotFoundError, DatasetError):
-            return None
-        return written if index.facts.plan == plan and size == written.shard.file_size else None
+    def finished_shard(
+        self, stem: str, names: Sequence[str], compression: Compression, plan: str
+    ) -> WrittenShard | None:
+        """Return a shard that an earlier call of the same pack finished, by its indexes; None if there is none."""
+        for name in names:
+            try:
+                index, facts = read_named_index(self._storage, self.folder, name)
+                size = self._storage.info(join(self.folder, stem + compression.suffix)).size
+            except (FileNotFoundError, DatasetError):
+                pass
+            else:
+                if index.facts.plan == plan and size == index.facts.file_size:
+                    return written_shard(index, facts)
+            self._storage.delete(join(self.folder, f"{INDEX_FOLDER}/{name}"))
+        return None
 
     def _refuse(self, what: str) -> DatasetExistsError:
         state = "an unfinished dataset" if self._unfinished else "a dataset"

@@ -6,7 +6,7 @@ import re
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from shardkit.errors import (
     check_texts,
     check_whole,
 )
-from shardkit.format.columns import Column, ColumnMaker
-from shardkit.format.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
-from shardkit.format.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
+from shardkit.format.columns import Column, ColumnMaker, make_schema
+from shardkit.format.index import MAX_BLOCK_SAMPLES, choose_block_samples, open_index
+from shardkit.format.manifest import INDEX_FOLDER, MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
 from shardkit.format.shard_writer import (
     EncodedSample,
     OpenShard,
@@ -33,48 +33,57 @@ from shardkit.format.shard_writer import (
     encode_sample,
     sample_size,
 )
+from shardkit.format.side_files import publish_manifest
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import hash_key
 from shardkit.storage.base import Storage, is_web, join, parse_bytes, read_only, split_url
 from shardkit.storage.registry import storage_for
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
 
 
-def assemble_manifest(
+def publish_dataset(
+    storage: Storage,
+    folder: str,
     written: Sequence[WrittenShard],
     *,
     block_samples: int,
     classes: Sequence[str] = (),
     packed: Mapping[str, object] | None = None,
-    url: str = "",
 ) -> Manifest:
-    """Return the manifest of shards whose keys are known to be unique.
+    """Make a dataset of shards whose keys are known to be unique, and take away the mark that it is unfinished.
 
     Raises:
         ArgumentError: A promoted column has different types in different shards.
     """
-    columns: dict[str, str] = {}
+    types: dict[str, pa.Field] = {}
     for shard in written:
-        for name, kind in shard.columns.items():
-            known = columns.get(name, "null")
-            if "null" not in (kind, known) and kind != known:
+        for column in shard.columns:
+            known = types.get(column.name, column)
+            if "null" not in (str(column.type), str(known.type)) and column.type != known.type:
                 raise ArgumentError(
-                    f"column {name!r}: is {kind} in {shard.shard.url} and {known} before it; return one type from its "
-                    "function, or None",
-                    field=name,
+                    f"column {column.name!r}: is {column.type} in {shard.shard.url} and {known.type} before it; return "
+                    "one type from its function, or None",
+                    field=column.name,
                 )
-            columns[name] = kind if known == "null" else known
-    return Manifest(
+            types[column.name] = column if str(known.type) == "null" else known
+    schema = make_schema(types.values())
+    manifest = Manifest(
         shards=tuple(w.shard for w in written),
         block_samples=block_samples,
         fields=tuple(sorted({field for w in written for field in w.fields})),
         unique_keys=True,
         classes=tuple(classes),
-        columns=columns,
+        columns={column.name: str(column.type) for column in schema},
         packed=packed or {},
-        url=url,
+        url=folder,
     )
+    manifest = publish_manifest(storage, manifest, (w.blocks for w in written), schema)
+    storage.delete(join(folder, UNFINISHED_NAME))
+    return manifest
 
 
 class ShardWriter:
@@ -231,22 +240,14 @@ class ShardWriter:
         self._end_shard()
         check_unique(
             np.frombuffer(self._hashes, dtype=np.uint64),
-            lambda: (key for w in self._written for key in self._index_of(w).sample_keys()),
+            lambda: (
+                key for w in self._written for key in open_index(self._storage, self._folder, w.shard).sample_keys()
+            ),
         )
         self._columns.check_fields(w.fields for w in self._written)
-        self.manifest = assemble_manifest(
-            self._written, block_samples=self._block_samples, classes=self._classes, url=self._folder
+        self.manifest = publish_dataset(
+            self._storage, self._folder, self._written, block_samples=self._block_samples, classes=self._classes
         )
-        publish_manifest(self._storage, self._folder, self.manifest)
-
-    def _index_of(self, written: WrittenShard) -> ShardIndex:
-        return read_index(self._storage, join(self._folder, written.shard.index_url))
-
-
-def publish_manifest(storage: Storage, folder: str, manifest: Manifest) -> None:
-    """Make a folder of shards a dataset: publish its manifest, then take away the mark that it is unfinished."""
-    write_whole(storage, join(folder, MANIFEST_NAME), manifest.to_json().encode(), overwrite=True)
-    storage.delete(join(folder, UNFINISHED_NAME))
 
 
 def check_folder(storage: Storage, folder: str) -> None:
@@ -284,8 +285,16 @@ def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> Non
 
 
 def _own_names(storage: Storage, folder: str) -> list[str]:
-    own = re.compile(re.escape(dataset_name(folder)) + r"-\d{6,}\.(?:tar|tar\.zst|tar\.gz|parquet)")
-    return [name for name in storage.list(folder) if own.fullmatch(name) or name in (MANIFEST_NAME, UNFINISHED_NAME)]
+    """Return the files of a dataset in a folder, those below ``__index__`` too."""
+    name = re.escape(dataset_name(folder))
+    own = re.compile(rf"{name}-\d{{6,}}\.(?:tar|tar\.zst|tar\.gz|parquet)|{MANIFEST_NAME}|{UNFINISHED_NAME}")
+    side = re.compile(
+        rf"(?:{name}-\d{{6,}}|columns)\.[0-9a-f]{{16}}\.parquet|blocks\.[0-9a-f]{{16}}\.npy|manifest-.*\.json"
+    )
+    found = [name for name in storage.list(folder) if own.fullmatch(name)]
+    return found + [
+        join(INDEX_FOLDER, name) for name in storage.list(join(folder, INDEX_FOLDER)) if side.fullmatch(name)
+    ]
 
 
 def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str]]) -> None:

@@ -12,7 +12,6 @@ from isal.isal_zlib import crc32
 
 from shardkit.codecs.compress import decompress_frame
 from shardkit.errors import ArgumentError, ShardError, hide_secrets
-from shardkit.format.index import ROW_GROUP_ROWS
 from shardkit.format.manifest import Manifest
 from shardkit.reading.block import Block, BlockLayout
 from shardkit.reading.disk_cache import BlockCache
@@ -241,7 +240,7 @@ class ShardAccess:
             SampleError: A field is missing and not optional.
             DatasetError: The index is not usable.
         """
-        group, at = divmod(row, ROW_GROUP_ROWS)
+        group, at = divmod(row, self.indexes.group_rows(shard))
         rows, url = self.indexes.rows(shard, group), self.indexes.url(shard)
         key: str = rows.keys[at].as_py()
         sample: Sample = {KEY: key, URL: hide_secrets(url)}

@@ -1,17 +1,19 @@
 """A condition on index columns, or numbers, or a mask -> the samples selected, found before any shard is read."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import ArgumentError
-from shardkit.format.index import ShardIndex
+from shardkit.errors import ArgumentError, DatasetError
 from shardkit.format.manifest import Manifest
+from shardkit.format.side_files import ColumnFile
+from shardkit.reading.index_cache import Indexes
 from shardkit.sample import KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -108,28 +110,39 @@ class Filter:
         )
 
 
-def select_samples(where: Where, manifest: Manifest, index_of: Callable[[int], ShardIndex]) -> npt.NDArray[np.int64]:
+def select_samples(where: Where, manifest: Manifest, indexes: Indexes) -> npt.NDArray[np.int64]:
     """Return the numbers of a dataset's samples that a condition selects, in order: int64.
 
-    Every index is read: its footer, and the columns that the condition is about.
+    What the condition is about is read from the file of promoted columns; if that is more, or in format 1, from every
+    index.
 
     Args:
         where: The condition.
         manifest: The dataset.
-        index_of: Opens the index of a shard, by its number.
+        indexes: Its indexes.
 
     Raises:
         ArgumentError: The condition is not usable.
-        DatasetError: An index is not usable.
+        DatasetError: An index, or the file of columns, is not usable.
     """
-    condition = Filter(where, _types(manifest, index_of))
+    file = ColumnFile(manifest, indexes.storage) if manifest.column_file else None
+    condition = Filter(where, _types(manifest, file, indexes))
+    if file is not None and set(condition.needed) <= set(manifest.columns):
+        groups = (file.rows(condition.needed, group) for group in range(file.num_groups))
+    else:
+        opened = (indexes.open(shard) for shard in range(len(manifest.shards)))
+        groups = (index.rows(condition.needed, group=group) for index in opened for group in range(index.num_groups))
     selected = [np.zeros(0, dtype=np.int64)]
     first = 0
-    for shard, entry in enumerate(manifest.shards):
-        if entry.samples:
-            index = index_of(shard)
-            selected.append(first + condition.select(index.rows(condition.needed)))
-        first += entry.samples
+    for rows in groups:
+        selected.append(first + condition.select(rows))
+        first += len(rows)
+    if first != manifest.num_samples:
+        raise DatasetError(
+            f"{manifest.url}: its indexes have {first:,} samples, its manifest says {manifest.num_samples:,}; "
+            "make them again with 'shardkit index'",
+            url=manifest.url,
+        )
     return np.concatenate(selected)
 
 
@@ -184,16 +197,19 @@ def _parse(where: Where) -> "pc.Expression":
         ) from error
 
 
-def _types(manifest: Manifest, index_of: Callable[[int], ShardIndex]) -> "dict[str, pa.DataType]":
+def _types(manifest: Manifest, file: ColumnFile | None, indexes: Indexes) -> "dict[str, pa.DataType]":
     """Return what a condition may be about: the promoted columns, the key, and the size of each field."""
     import pyarrow as pa
 
     types = {}
     for name, kind in manifest.columns.items():
+        if file is not None:
+            types[name] = file.schema.field(name).type
+            continue
         try:
             types[name] = pa.type_for_alias(kind)
         except ValueError:  # types that are made of others are only said in the indexes
-            found = index_of(0).rows([name]) if manifest.shards else pa.table({})
-            types[name] = found.schema.field(name).type if name in found.column_names else pa.null()
+            schema = indexes.open(0).schema if manifest.shards else pa.schema([])
+            types[name] = schema.field(name).type if name in schema.names else pa.null()
     sizes = {f"{field}:size": pa.int64() for field in manifest.fields}
     return {**types, KEY: pa.string(), **sizes}

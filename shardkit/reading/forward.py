@@ -20,7 +20,7 @@ from isal.isal_zlib import crc32
 
 from shardkit.codecs.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, NoListingError, ShardError, check_paths, hide_secrets
-from shardkit.format.index import OFFSET, ShardIndex, read_index
+from shardkit.format.index import OFFSET, ShardIndex, open_index
 from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.format.tar import MAX_MEMBER_BYTES, Member, read_members
 from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
@@ -50,12 +50,12 @@ class ShardLocation:
     Attributes:
         url: The shard.
         shard: Its entry in the manifest; None if it was not found by one.
-        index_url: Its index; empty if there is no manifest, because nothing then says that they belong together.
+        folder: The folder of the manifest that lists it; empty if there is none, and so no index that belongs to it.
     """
 
     url: str = dataclasses.field(repr=False)  # it may have a signature
     shard: Shard | None = None
-    index_url: str = dataclasses.field(default="", repr=False)
+    folder: str = dataclasses.field(default="", repr=False)
 
 
 def find_shards(
@@ -162,10 +162,7 @@ def _find_in_folder(storage: Storage, url: str, names: list[str], read: _Manifes
 
 
 def _from_manifest(manifest: Manifest) -> list[ShardLocation]:
-    return [
-        ShardLocation(join(manifest.url, shard.url), shard, join(manifest.url, shard.index_url))
-        for shard in manifest.shards
-    ]
+    return [ShardLocation(join(manifest.url, shard.url), shard, manifest.url) for shard in manifest.shards]
 
 
 def _glob(storage: Storage, pattern: str) -> list[str]:
@@ -247,7 +244,7 @@ def read_shard(
 def _read_once(
     storage: Storage, location: ShardLocation, selection: FieldSelection, max_member_bytes: int, *, fresh: bool = False
 ) -> Generator[Sample, None, None]:
-    check = _checker(storage, location, selection) if location.shard else None
+    check = _checker(storage, location, location.shard, selection) if location.shard else None
     wanted = _wants_member(selection) if selection.wanted else None
     stream = storage.open(location.url, fresh=fresh)
     try:
@@ -328,18 +325,11 @@ def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
 
 
 def _checker(
-    storage: Storage, location: ShardLocation, selection: FieldSelection
+    storage: Storage, location: ShardLocation, shard: Shard, selection: FieldSelection
 ) -> "Callable[[Sample | None, int, dict[str, Member]], None]":
     """Return what compares each sample with its row, and with None, the end of the shard with the end of the rows."""
-    index = read_index(storage, location.index_url)
-    shard, facts = location.shard, index.facts
-    if shard is None or (facts.sha256, facts.samples) != (shard.sha256, shard.samples):
-        raise DatasetError(
-            f"{location.index_url}: is the index of another shard than the manifest lists as {location.url}; fetch "
-            "both again, or make them again with 'shardkit index'",
-            url=location.index_url,
-        )
-    fields = [field for field in facts.fields if selection.wants(field)]
+    index = open_index(storage, location.folder, shard)
+    fields = [field for field in index.facts.fields if selection.wants(field)]
     rows = _rows(index, fields)
     nothing = (None, None, None)
 
@@ -380,8 +370,9 @@ def _checker(
 def _rows(index: ShardIndex, fields: Sequence[str]) -> _Rows:
     """Yield the key and offset of every sample, then offset, size and CRC-32 of every one of ``fields``."""
     columns = [KEY, OFFSET, *(f"{field}:{part}" for field in fields for part in ("offset", "size", "crc32"))]
-    for batch in index.rows(columns).select(columns).to_batches(max_chunksize=_MAX_BATCH_ROWS):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    for group in range(index.num_groups):
+        for batch in index.rows(columns, group=group).select(columns).to_batches(max_chunksize=_MAX_BATCH_ROWS):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _says(where: tuple[Any, ...]) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DatasetError, ShardError, TruncatedShardError
-from shardkit.format.index import PARTS, ROW_GROUP_ROWS, BlockTable, ShardIndex, read_index
+from shardkit.format.index import GROUP_ROWS_1, PARTS, BlockTable, ShardIndex, open_index
 from shardkit.format.manifest import Manifest
+from shardkit.format.side_files import BlockFile
 from shardkit.reading.extents import REQUEST_BYTES, IntArray, Parts, member_bounds
 from shardkit.reading.lru import BoundedCache, SharedWork
 from shardkit.sample import KEY
@@ -81,14 +82,15 @@ class Indexes:
     def __init__(
         self, manifest: Manifest, storage: Storage, *, fields: Sequence[str], columns: Sequence[str], has_parts: bool
     ) -> None:
+        self.storage = storage
         self._manifest = manifest
-        self._storage = storage
         self._fields = tuple(fields)
         self._columns = tuple(columns)
         self._has_parts = has_parts and len(self._fields) < len(manifest.fields)
         self._blocks: BoundedCache[ShardBlocks] = BoundedCache(BLOCK_TABLE_BYTES)
         self._rows: BoundedCache[Rows] = BoundedCache(ROW_BYTES)
         self._reading = SharedWork()
+        self._block_file = BlockFile(manifest, storage)
 
     def url(self, shard: int) -> str:
         """Return where a shard is."""
@@ -105,26 +107,15 @@ class Indexes:
             DatasetError: It is damaged, or is another shard's.
             FileNotFoundError: There is none.
         """
-        entry = self._manifest.shards[shard]
-        url = self.index_url(shard)
-        try:
-            index = read_index(self._storage, url)
-        except FileNotFoundError as error:
-            error.add_note(f"The manifest promises this index of {self.url(shard)}. Fetch it, or run 'shardkit index'")
-            raise
-        facts, expected = index.facts, (entry.sha256, entry.samples, entry.compression, entry.tar_size)
-        block_samples = self._manifest.block_samples
-        if (facts.sha256, facts.samples, facts.compression, facts.tar_size) != expected or (
-            facts.block_samples != block_samples
-            or len(index.blocks) != entry.blocks
-            or entry.blocks != -(-entry.samples // block_samples)
-        ):
-            raise DatasetError(
-                f"{url}: is the index of another shard than the manifest lists as {self.url(shard)}; fetch both "
-                "again, or make them again with 'shardkit index'",
-                url=url,
-            )
-        return index
+        index = open_index(self.storage, self._manifest.url, self._manifest.shards[shard])
+        facts, manifest = index.facts, self._manifest
+        if facts.block_samples != manifest.block_samples:
+            problem = f"its blocks have {facts.block_samples:,} samples, the manifest says {manifest.block_samples:,}"
+        elif unknown := sorted({*facts.fields, *index.columns}.difference(manifest.fields, manifest.columns)):
+            problem = f"it has {', '.join(unknown)}, which the manifest does not know"
+        else:
+            return index
+        raise damaged_index(index.url, problem)
 
     def blocks(self, shard: int) -> ShardBlocks:
         """Return where a shard's blocks lie.
@@ -141,18 +132,23 @@ class Indexes:
         return kept.get(place) or self._reading.do(place, lambda: kept.get(place) or read())
 
     def _read_blocks(self, shard: int, index: ShardIndex | None) -> ShardBlocks:
-        index = self.open(shard) if index is None else index
-        self._check_table(shard, index.blocks, index.url)
-        blocks = ShardBlocks(index.blocks, self._find_parts(shard, index))
-        self._blocks.put(shard, blocks, 41 * len(index.blocks) + _OBJECT_BYTES)
+        if self._manifest.version > 1:
+            table, url = self._block_file.table(shard), self._block_file.url
+        else:
+            index = index or self.open(shard)
+            table, url = index.blocks, index.url
+        self._check_table(shard, table, url)
+        blocks = ShardBlocks(table, self._find_parts(shard, table, index))
+        self._blocks.put(shard, blocks, 41 * len(table) + _OBJECT_BYTES)
         return blocks
 
-    def _find_parts(self, shard: int, index: ShardIndex) -> npt.NDArray[np.bool_]:
+    def _find_parts(self, shard: int, table: BlockTable, index: ShardIndex | None) -> npt.NDArray[np.bool_]:
         """Return which blocks to fetch in parts: those of which that saves as much as a request costs."""
-        table, samples = index.blocks, index.facts.samples
-        if not self._has_parts or index.facts.compression != "none" or not samples:
+        entry = self._manifest.shards[shard]
+        if not self._has_parts or entry.compression != "none" or not entry.samples:
             return np.zeros(0, dtype=np.bool_)
-        groups = [self._read_rows(index, group) for group in range(-(-samples // ROW_GROUP_ROWS))]
+        index = index or self.open(shard)
+        groups = [self._read_rows(index, group) for group in range(index.num_groups)]
         members = _joined([rows.members for rows in groups])
         firsts = np.arange(len(table)) * index.facts.block_samples
         wanted = sum((np.add.reduceat(sizes.clip(0), firsts) for _, sizes, _ in members.values()), np.zeros(len(table)))
@@ -192,7 +188,7 @@ class Indexes:
             )
         if is_remote(url):
             return  # the blocks' checksums say as much, and it would be a request for each shard
-        size = self._storage.info(url).size
+        size = self.storage.info(url).size
         if size != entry.file_size:
             kind = TruncatedShardError if size < entry.file_size else ShardError
             raise kind(
@@ -201,8 +197,13 @@ class Indexes:
                 url=url,
             )
 
+    def group_rows(self, shard: int) -> int:
+        """Return how many rows of a shard's index are read together."""
+        index = self._manifest.shards[shard].index
+        return index.group_rows if index else GROUP_ROWS_1
+
     def rows(self, shard: int, group: int) -> Rows:
-        """Return a group of an index's rows: those from ``group * ROW_GROUP_ROWS`` on.
+        """Return a group of an index's rows: those from ``group * group_rows(shard)`` on.
 
         Raises:
             DatasetError: The index is not usable.
@@ -224,20 +225,17 @@ class Indexes:
         fields = [field for field in self._fields if field in index.facts.fields]
         names = [KEY, *self._columns, *(f"{field}:{part}" for field in fields for part in PARTS)]
         table = index.rows(list(dict.fromkeys(names)), group=group)
-        expected = min(ROW_GROUP_ROWS, index.facts.samples - group * ROW_GROUP_ROWS)
         try:
             members = {field: tuple(_integers(table.column(f"{field}:{part}")) for part in PARTS) for field in fields}
             columns = {name: table.column(name) for name in self._columns if name in table.column_names}
             rows = Rows(table.column(KEY), members, columns)
         except (KeyError, pa.ArrowException) as error:
             raise damaged_index(index.url, str(error)) from error
-        if len(table) != expected:
-            raise damaged_index(index.url, f"row group {group:,} has {len(table):,} rows, expected {expected:,}")
         return rows
 
     def key(self, shard: int, row: int) -> str:
         """Return a sample's key. Raises as ``rows`` does."""
-        group, at = divmod(row, ROW_GROUP_ROWS)
+        group, at = divmod(row, self.group_rows(shard))
         key: str = self.rows(shard, group).keys[at].as_py()
         return key
 
@@ -266,9 +264,10 @@ class Indexes:
         return values
 
     def _slices(self, shard: int, start: int, stop: int) -> Iterator[tuple[Rows, slice]]:
+        group_rows = self.group_rows(shard)
         while start < stop:
-            group, at = divmod(start, ROW_GROUP_ROWS)
-            count = min(stop - start, ROW_GROUP_ROWS - at)
+            group, at = divmod(start, group_rows)
+            count = min(stop - start, group_rows - at)
             yield self.rows(shard, group), slice(at, at + count)
             start += count
 

@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ShardError
 from shardkit.format.columns import DecodedView
-from shardkit.format.index import OFFSET, SIZE, read_index
+from shardkit.format.index import OFFSET, PARTS, SIZE, open_index
 from shardkit.format.manifest import read_manifest
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample
@@ -89,7 +89,7 @@ class ShardSource:
     def _sources(self, location: ShardLocation) -> Iterator[str | None]:
         """Yield for each sample of a shard the file that it was made of, and then, or if that is not known, None."""
         if location.shard:
-            index = read_index(self._storage, location.index_url)
+            index = open_index(self._storage, location.folder, location.shard)
             if index.has_source:
                 yield from index.rows([SOURCE]).column(SOURCE).to_pylist()
         yield from repeat(None)
@@ -113,14 +113,13 @@ class ShardSource:
 
         tables = []
         for number, location in enumerate(self._locations):
-            rows = read_index(self._storage, location.index_url).rows()
-            wanted = [
-                name
-                for name in rows.column_names
-                if name in (KEY, OFFSET, SIZE, SOURCE)
-                or (":" in name and self._selection.wants(name.rpartition(":")[0]))
+            if location.shard is None:
+                continue  # listed() has made sure that there is none
+            index = open_index(self._storage, location.folder, location.shard)
+            fields = [
+                f"{field}:{part}" for field in index.facts.fields for part in PARTS if self._selection.wants(field)
             ]
-            rows = rows.select(wanted)
+            rows = index.rows([KEY, OFFSET, SIZE, *fields, SOURCE])
             tables.append(rows.append_column(_SHARD, pa.array(np.full(len(rows), number, dtype=np.int32))))
         return pa.concat_tables(tables, promote_options="default")
 
@@ -221,6 +220,6 @@ def _common_classes(
     locations: Sequence[ShardLocation], storage_options: Mapping[str, object] | None
 ) -> tuple[str, ...]:
     """Return the classes of the datasets, if they all have the same."""
-    folders = {split_url(location.index_url)[0] for location in locations if location.shard}
+    folders = {location.folder for location in locations if location.shard}
     classes = {read_manifest(folder, storage_options=storage_options, allow_any_url=True).classes for folder in folders}
     return classes.pop() if len(classes) == 1 and all(location.shard for location in locations) else ()

@@ -1,0 +1,478 @@
+"""Parquet files of which nothing is parsed before it was compared with its checksum, and nothing without a bound.
+
+A reader that is told of a flipped bit by wrong values, or of a few bytes that stand for gigabytes by a full memory, is
+told too late. So the footer is compared with what the manifest says of it, and each column chunk with the CRC-32 that
+the footer has of it under ``shardkit.crc32``; the headers of a chunk's pages say how large it becomes, and how many
+values it has, before it is decompressed. Files of format 1 have no such checksums; all else holds for them too.
+
+The layout of Parquet: https://parquet.apache.org/docs/file-format/. Page headers are structs of Thrift's compact
+protocol.
+"""
+
+import hashlib
+import io
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from shardkit.storage.base import format_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+CHECKSUMS = b"shardkit.crc32"
+"""The name of what the footer says of its column chunks: 8 hexadecimal digits each, row group by row group."""
+MAX_FOOTER_BYTES = 32_000_000
+MAX_ROWS_BYTES = 128_000_000
+"""The most bytes that the rows of one read may take, decompressed."""
+
+_MAGIC = b"PAR1"
+_TAIL = struct.Struct("<I4s")  # the footer's length and the magic
+_PLAIN = 0
+_LARGEST_NUMBER_BITS = 128
+_VALUES_PER_BYTE = 8  # of a column of lists: a bit is the least that a value takes
+_LEAST_GROUP_ROWS = 4096
+_MOST_GROUP_ROWS = 65_536
+_MOST_GROUPS = 1024
+_GROUP_BYTES = MAX_ROWS_BYTES // 4
+_PIECE_BYTES = 1 << 20
+_MAX_DEPTH = 8  # of structs in a page header; it has three
+
+
+class ParquetError(Exception):
+    """A file is not what its checksums, its counts or its bounds say; the caller knows which file it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a manifest says of a file beside the shards.
+
+    Attributes:
+        size: In bytes.
+        sha256: Of all of it, in hexadecimal.
+        footer_size: How many bytes its end has that must be read first; 0 if it is no Parquet file.
+        footer_crc32: Of those bytes.
+        group_rows: How many rows a row group has; the last may have fewer.
+    """
+
+    size: int
+    sha256: str
+    footer_size: int = 0
+    footer_crc32: int = 0
+    group_rows: int = 0
+
+
+class _Chunk(NamedTuple):
+    """Where the column chunk of a leaf lies."""
+
+    offset: int
+    size: int
+    crc32: int | None
+    values: int
+
+
+def choose_group_rows(rows: int, size: int) -> int:
+    """Return how many rows a row group has: few, as a reader of one row reads them all, but not too many groups.
+
+    Args:
+        rows: How many rows there are in all.
+        size: How many bytes they take.
+
+    Example:
+        >>> choose_group_rows(10_000, 700_000), choose_group_rows(10_000_000, 700_000_000)
+        (4096, 16384)
+    """
+    chosen = _LEAST_GROUP_ROWS
+    while chosen < _MOST_GROUP_ROWS and rows > _MOST_GROUPS * chosen:
+        chosen *= 2
+    while chosen > 1 and size * chosen > _GROUP_BYTES * rows:
+        chosen //= 2
+    return chosen
+
+
+def write_parquet(
+    file: BinaryIO,
+    groups: Iterable["pa.Table"],
+    schema: "pa.Schema",
+    metadata: Mapping[str, str],
+    *,
+    group_rows: int,
+    encodings: Mapping[str, str] | None = None,
+) -> FileFacts:
+    """Write a Parquet file with checksums of its column chunks, and return what a manifest says of it.
+
+    Args:
+        file: Where to: a file without content that can be read as well.
+        groups: Its row groups, of ``group_rows`` rows each but for the last.
+        schema: Of each of them.
+        metadata: What its footer says beside.
+        group_rows: How many rows a row group has.
+        encodings: How columns are encoded, by name; the others plainly.
+    """
+    import pyarrow.parquet as pq
+
+    count = 0
+    with pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding=dict(encodings) if encodings else None,
+        write_page_checksum=True,
+    ) as writer:
+        for group in groups:
+            if len(group):
+                writer.write_table(group, row_group_size=len(group))
+                count += 1
+        # The checksums are known when all is written, and only the footer says where a chunk begins: so there is room
+        # for them in it, which is filled when it has been written.
+        room = b"?" * (8 * count * sum(map(len, _leaves_of(schema).values())))
+        writer.add_key_value_metadata({**metadata, CHECKSUMS.decode(): room.decode()})
+    found = pq.read_metadata(file)
+    digits = b"".join(
+        b"%08x" % _crc32_of(file, chunk.offset, chunk.size)
+        for number in range(found.num_row_groups)
+        for chunk in _chunks(found, number, None)
+    )
+    size = file.seek(0, os.SEEK_END)
+    file.seek(size - _TAIL.size)
+    footer_size = _TAIL.unpack(file.read(_TAIL.size))[0] + _TAIL.size
+    if footer_size > MAX_FOOTER_BYTES:
+        raise ParquetError(f"its footer would have {format_bytes(footer_size)}, readers accept {MAX_FOOTER_BYTES:,}")
+    file.seek(size - footer_size)
+    footer = bytearray(file.read(footer_size))
+    at = footer.index(room, footer.index(CHECKSUMS)) if room else 0
+    footer[at : at + len(digits)] = digits
+    file.seek(size - footer_size)
+    file.write(footer)
+    file.flush()
+    sha256 = hashlib.sha256()
+    file.seek(0)
+    while piece := file.read(_PIECE_BYTES):
+        sha256.update(piece)
+    return FileFacts(size, sha256.hexdigest(), footer_size, crc32(footer), group_rows)
+
+
+def facts_of(data: bytes, group_rows: int) -> FileFacts:
+    """Return what a manifest says of a file with this content, which has so many rows in a group."""
+    footer_size = _TAIL.unpack(data[-_TAIL.size :])[0] + _TAIL.size
+    sha256 = hashlib.sha256(data).hexdigest()
+    return FileFacts(len(data), sha256, footer_size, crc32(data[-footer_size:]), group_rows)
+
+
+def _crc32_of(file: BinaryIO, offset: int, size: int) -> int:
+    crc = 0
+    file.seek(offset)
+    while size > 0 and (piece := file.read(min(size, _PIECE_BYTES))):
+        crc = crc32(piece, crc)
+        size -= len(piece)
+    return crc
+
+
+class CheckedParquet:
+    """A Parquet file whose footer has been compared and parsed; its rows are when they are asked for.
+
+    Args:
+        read: Returns bytes of the file: from an offset, so many.
+        size: The file's size in bytes.
+        facts: What the manifest says of the file; None where no manifest has checksums of it.
+
+    Raises:
+        ParquetError: The footer is not what the facts say, or too large.
+        pyarrow.ArrowException: It cannot be parsed.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int, facts: FileFacts | None) -> None:
+        import pyarrow.parquet as pq
+
+        self._read = read
+        if facts is not None and facts.size != size:
+            raise ParquetError(f"it has {size:,} bytes, expected {facts.size:,}")
+        footer_size = facts.footer_size if facts else self._footer_size(size)
+        if not _TAIL.size <= footer_size <= min(size, MAX_FOOTER_BYTES):
+            raise ParquetError(f"its footer has {footer_size:,} bytes, expected at most {MAX_FOOTER_BYTES:,}")
+        footer = read(size - footer_size, footer_size)
+        if facts is not None and crc32(footer) != facts.footer_crc32:
+            raise ParquetError(f"its footer has the CRC-32 {crc32(footer):08x}, expected {facts.footer_crc32:08x}")
+        self._metadata: pq.FileMetaData = pq.read_metadata(io.BytesIO(footer))
+        self._schema: pa.Schema = self._metadata.schema.to_arrow_schema()
+        self._file = _Chunks(size)
+        # pyarrow must not start threads: those that are left when a short program ends abort it ("terminate called
+        # without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
+        self._parquet = pq.ParquetFile(
+            self._file, metadata=self._metadata, page_checksum_verification=True, pre_buffer=False
+        )
+        self._leaves = _leaves_of(self._schema)
+        if len(self._leaves) != len(self._schema):
+            raise ParquetError("it has two columns of one name")
+        digits = self.metadata.get(CHECKSUMS)
+        self._checksums: list[int] | None = None
+        if digits is not None:
+            count = self._metadata.num_row_groups * self._metadata.num_columns
+            if len(digits) != 8 * count:
+                raise ParquetError(f"its footer has {len(digits) // 8:,} checksums of {count:,} column chunks")
+            self._checksums = [int(digits[8 * i : 8 * i + 8], 16) for i in range(count)]
+        elif facts is not None:
+            raise ParquetError("its footer has no checksums of its column chunks")
+
+    def _footer_size(self, size: int) -> int:
+        if size < _TAIL.size:
+            raise ParquetError(f"it has {size:,} bytes, too few for a Parquet file")
+        length, magic = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
+        if magic != _MAGIC:
+            raise ParquetError(f"it ends with {magic!r}, expected {_MAGIC!r} as in a Parquet file")
+        return int(length) + _TAIL.size
+
+    @property
+    def metadata(self) -> Mapping[bytes, bytes]:
+        """What the footer says beside."""
+        return self._metadata.metadata or {}
+
+    @property
+    def schema(self) -> "pa.Schema":
+        """The columns and their types."""
+        return self._schema
+
+    @property
+    def num_groups(self) -> int:
+        """How many row groups it has."""
+        return int(self._metadata.num_row_groups)
+
+    def check_groups(self, rows: int, group_rows: int) -> None:
+        """Check that it has so many rows, in groups of ``group_rows``; the last may have fewer. Raises ParquetError."""
+        expected = [min(group_rows, rows - start) for start in range(0, rows, group_rows)]
+        found = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        if (found or [0]) != (expected or [0]):
+            raise ParquetError(f"it has {sum(found):,} rows in {len(found):,} groups, expected {rows:,}")
+
+    def read(self, columns: Sequence[str], group: int) -> "pa.Table":
+        """Return some columns of a row group.
+
+        Raises:
+            ParquetError: They are not what their checksums or the footer say, or would take too much memory.
+            pyarrow.ArrowException: They cannot be parsed.
+        """
+        import pyarrow as pa
+
+        expected = self._metadata.row_group(group).num_rows
+        if expected > _MOST_GROUP_ROWS:
+            raise ParquetError(f"row group {group:,} has {expected:,} rows, expected at most {_MOST_GROUP_ROWS:,}")
+        total = 0
+        parts = {}
+        for name in columns:
+            largest, is_plain = 0, True
+            for leaf in self._leaves[name]:
+                size, plain = self._load(group, leaf, expected)
+                largest, is_plain = largest + size, is_plain and plain
+            total += largest
+            if total > MAX_ROWS_BYTES:
+                raise self._too_large(name, total)
+            parts[name] = self._decode(group, name, MAX_ROWS_BYTES - total, largest, is_plain=is_plain)
+            self._file.clear()
+            total += max(0, parts[name].nbytes - largest)
+            if total > MAX_ROWS_BYTES:
+                raise self._too_large(name, total)
+            if len(parts[name]) != expected:
+                raise ParquetError(f"column {name!r} has {len(parts[name]):,} rows, expected {expected:,}")
+        return pa.table(parts) if parts else pa.table({"": pa.nulls(expected)}).select([])  # which keeps the rows
+
+    def _decode(self, group: int, name: str, room: int, size: int, *, is_plain: bool) -> "pa.ChunkedArray":
+        """Return a column whose pages are loaded.
+
+        Values that are encoded by what they share with others may become any number of times larger, but each is at
+        most as large as all that is encoded; so they are decoded a few at a time, and what they take is counted.
+        """
+        import pyarrow as pa
+
+        if is_plain or not _may_grow(self._schema.field(name).type):
+            return self._parquet.read_row_group(group, columns=[name], use_threads=False).column(name)
+        arrays = []
+        taken = 0
+        few = max(1, _GROUP_BYTES // max(1, size))
+        for batch in self._parquet.iter_batches(few, row_groups=[group], columns=[name], use_threads=False):
+            taken += batch.nbytes
+            if taken > room + size:
+                raise self._too_large(name, taken)
+            arrays.append(batch.column(name))
+        return pa.chunked_array(arrays, self._schema.field(name).type)
+
+    def _too_large(self, name: str, size: int) -> ParquetError:
+        return ParquetError(
+            f"column {name!r} takes {format_bytes(size)} and more for a group of rows with the columns before it, "
+            f"expected at most {format_bytes(MAX_ROWS_BYTES)}"
+        )
+
+    def _load(self, group: int, leaf: int, rows: int) -> tuple[int, bool]:
+        """Read a column chunk and compare it; return how large it becomes, and whether its values are plain."""
+        chunk = _chunks(self._metadata, group, self._checksums)[leaf]
+        path = self._metadata.schema.column(leaf).path
+        if not 0 <= chunk.size <= MAX_ROWS_BYTES or chunk.offset < 0:
+            raise ParquetError(f"column {path!r} says that it has {chunk.size:,} bytes from byte {chunk.offset:,}")
+        data = self._read(chunk.offset, chunk.size)
+        if chunk.crc32 is not None and crc32(data) != chunk.crc32:
+            raise ParquetError(
+                f"column {path!r} has the CRC-32 {crc32(data):08x} from byte {chunk.offset:,} on, expected "
+                f"{chunk.crc32:08x}"
+            )
+        size = values = 0
+        is_plain = True
+        for page in _pages(data):
+            size += page.size
+            values += page.values
+            is_plain = is_plain and page.encoding == _PLAIN
+        is_flat = self._metadata.schema.column(leaf).max_repetition_level == 0
+        if values != chunk.values or (is_flat and values != rows):
+            raise ParquetError(f"column {path!r} has {values:,} values, expected {rows if is_flat else chunk.values:,}")
+        if values > max(rows, _VALUES_PER_BYTE * size) or size > MAX_ROWS_BYTES:
+            raise self._too_large(path, max(size, values))
+        self._file.put(chunk.offset, data)
+        return size, is_plain
+
+
+class _Chunks(io.RawIOBase):
+    """The column chunks that were read, as the file that pyarrow wants."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._chunks: dict[int, bytes] = {}
+        self._position = 0
+
+    def put(self, offset: int, data: bytes) -> None:
+        self._chunks[offset] = data
+
+    def clear(self) -> None:
+        self._chunks.clear()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        for start, data in self._chunks.items():
+            at = self._position - start
+            if at >= 0 and at + size <= len(data):
+                self._position += size
+                return data[at : at + size]
+        raise OSError(f"bytes {self._position:,} to {self._position + size:,} belong to no column that is wanted")
+
+
+def _leaves_of(schema: "pa.Schema") -> dict[str, range]:
+    """Return the numbers of each column's leaves: one, but for lists and structs."""
+    leaves = {}
+    first = 0
+    for field in schema:
+        count = _count(field.type)
+        leaves[field.name] = range(first, first + count)
+        first += count
+    return leaves
+
+
+def _count(kind: "pa.DataType") -> int:
+    return sum(_count(kind.field(i).type) for i in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _may_grow(kind: "pa.DataType") -> bool:
+    """Return whether values of a type can take much more than the few bytes that encode them."""
+    try:
+        return bool(kind.bit_width > _LARGEST_NUMBER_BITS)
+    except ValueError:
+        return True
+
+
+def _chunks(metadata: "pq.FileMetaData", group: int, checksums: Sequence[int] | None) -> list[_Chunk]:
+    row_group = metadata.row_group(group)
+    chunks = []
+    for i in range(metadata.num_columns):
+        column = row_group.column(i)
+        starts = (column.dictionary_page_offset, column.data_page_offset)
+        crc = checksums[group * metadata.num_columns + i] if checksums is not None else None
+        offset = min(start for start in starts if start is not None)
+        chunks.append(_Chunk(offset, column.total_compressed_size, crc, column.num_values))
+    return chunks
+
+
+class _Page(NamedTuple):
+    """What a page's header says: its size when decompressed, how many values it adds, and how they are encoded."""
+
+    size: int
+    values: int
+    encoding: int
+
+
+def _pages(data: bytes) -> Iterator[_Page]:
+    """Yield what the pages of a column chunk say of themselves. Raises ParquetError."""
+    at = 0
+    while at < len(data):
+        try:
+            header, at = _read_struct(data, at, 0)
+            size, stored = header[2], header[3]
+            kinds = [header[number] for number in (5, 7, 8) if number in header]
+            (kind,) = kinds
+            is_dictionary = 7 in header
+            encoding = kind[4] if 8 in header else kind[2]
+            page = _Page(size, 0 if is_dictionary else kind[1], -1 if is_dictionary else encoding)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ParquetError(f"a page's header at byte {at:,} of a column is none") from error
+        at += stored
+        if min(size, stored, page.values) < 0 or at > len(data):
+            raise ParquetError(f"a page of {stored:,} bytes does not fit into its column")
+        yield page
+
+
+def _read_struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """Return a struct of Thrift's compact protocol by the numbers of its fields, and where it ends."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("too deep")
+    found: dict[int, Any] = {}
+    number = 0
+    while byte := data[at]:
+        at += 1
+        kind = byte & 15
+        if byte >> 4:
+            number += byte >> 4
+        else:
+            number, at = _read_zigzag(data, at)
+        if kind in (1, 2):
+            found[number] = kind == 1
+        elif kind in (3, 4, 5, 6):
+            found[number], at = (data[at], at + 1) if kind == 3 else _read_zigzag(data, at)
+        elif kind == 8:
+            length, at = _read_varint(data, at)
+            at += length
+        elif kind == 12:
+            found[number], at = _read_struct(data, at, depth + 1)
+        else:
+            raise ValueError(f"type {kind}, which no page header has")
+    return found, at + 1
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a number without an end")
+
+
+def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _read_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at

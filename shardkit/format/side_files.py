@@ -1,0 +1,254 @@
+"""What all indexes of a dataset say of blocks and of promoted columns, each in one file, so that no index is needed.
+
+- ``__index__/blocks.<hash>.npy``: the block tables of all shards, in the order of the manifest: a NumPy file with a row
+  of 36 bytes for each block, so that a shard's rows are one range of it; the manifest has their CRC-32.
+- ``__index__/columns.<hash>.parquet``: the promoted columns of all samples, in the order of the dataset.
+"""
+
+import hashlib
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from shardkit.errors import ArgumentError, DatasetError, ShardError, StorageError
+from shardkit.format.index import BLOCK_BYTES, BLOCK_TYPE, BlockTable, ShardIndex, open_index
+from shardkit.format.manifest import MANIFEST_NAME, Manifest, version_name, write_whole
+from shardkit.format.parquet import CheckedParquet, FileFacts, ParquetError, choose_group_rows, write_parquet
+from shardkit.sample import KEY
+from shardkit.storage.base import Storage, is_remote, join, read_right
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+_SMALL_BYTES = 1 << 20  # are fetched at once from far away
+
+
+def encode_blocks(tables: Iterable[BlockTable]) -> tuple[bytes, FileFacts]:
+    """Return the content of the file with these block tables, and what a manifest says of it."""
+    rows = b"".join(table.to_bytes() for table in tables)
+    file = io.BytesIO()
+    np.save(file, np.frombuffer(rows, dtype=BLOCK_TYPE))
+    data = file.getvalue()
+    return data, FileFacts(len(data), hashlib.sha256(data).hexdigest())
+
+
+class BlockFile:
+    """The block tables of a dataset of format 2, each compared with the manifest when it is read.
+
+    Args:
+        manifest: The dataset.
+        storage: Serves it.
+    """
+
+    def __init__(self, manifest: Manifest, storage: Storage) -> None:
+        self._manifest = manifest
+        self._storage = storage
+        counts = np.array([shard.blocks for shard in manifest.shards], dtype=np.int64)
+        self._firsts = np.cumsum(counts) - counts
+        size = manifest.block_file.size if manifest.block_file else 0
+        self._start = size - BLOCK_BYTES * int(counts.sum())  # behind the NumPy header
+        self._whole: bytes | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return join(self._manifest.url, self._manifest.block_file_url)
+
+    def table(self, shard: int) -> BlockTable:
+        """Return the block table of a shard, by its number.
+
+        Raises:
+            DatasetError: It is damaged.
+            FileNotFoundError: There is no such file.
+        """
+        entry = self._manifest.shards[shard]
+        start, size = self._start + BLOCK_BYTES * int(self._firsts[shard]), BLOCK_BYTES * entry.blocks
+
+        def read(*, fresh: bool) -> BlockTable:
+            try:
+                data = self._read(start, size, fresh=fresh) if start > 0 else b""
+            except StorageError:
+                raise
+            except ShardError as error:  # it ends too early
+                raise self._damaged(str(error)) from error
+            if crc32(data) != entry.blocks_crc32 or len(data) != size:
+                raise self._damaged(f"its part of shard {entry.url} has the CRC-32 {crc32(data):08x}")
+            return BlockTable.from_bytes(data)
+
+        return read_right(self.url, read)
+
+    def _read(self, start: int, size: int, *, fresh: bool) -> bytes:
+        whole = self._manifest.block_file.size if self._manifest.block_file else 0
+        if not is_remote(self.url) or whole > _SMALL_BYTES:
+            return self._storage.read_range(self.url, start, size, fresh=fresh)
+        if self._whole is None or fresh:
+            self._whole = self._storage.read_range(self.url, 0, whole, fresh=fresh)
+        return self._whole[start : start + size]
+
+    def _damaged(self, problem: str) -> DatasetError:
+        return DatasetError(
+            f"{self.url}: is damaged ({problem}); fetch it again, or make it again with 'shardkit index'", url=self.url
+        )
+
+
+class ColumnFile:
+    """The promoted columns of all samples of a dataset of format 2.
+
+    Args:
+        manifest: The dataset, which must have such a file.
+        storage: Serves it.
+
+    Raises:
+        DatasetError: It is damaged.
+        FileNotFoundError: There is none.
+    """
+
+    def __init__(self, manifest: Manifest, storage: Storage) -> None:
+        self._manifest = manifest
+        self._storage = storage
+        self.url = join(manifest.url, manifest.column_file_url)
+        self._parquet = self._right(self._open)
+
+    @property
+    def schema(self) -> "pa.Schema":
+        """The columns and their types."""
+        return self._parquet.schema
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups of rows there are."""
+        return self._parquet.num_groups
+
+    def rows(self, columns: Sequence[str], group: int) -> "pa.Table":
+        """Return some columns of a group of rows, which are read together.
+
+        Raises:
+            DatasetError: They are damaged.
+        """
+
+        def read(*, fresh: bool) -> "pa.Table":
+            if fresh:
+                self._parquet = self._open(fresh=True)
+            return self._parquet.read(columns, group)
+
+        return self._right(read)
+
+    def _right(self, read: Callable[..., T]) -> T:
+        import pyarrow as pa
+
+        def checked(*, fresh: bool) -> T:
+            try:
+                return read(fresh=fresh)
+            except (StorageError, PermissionError, FileNotFoundError):
+                raise
+            except (pa.ArrowException, ParquetError, ShardError, OSError, KeyError, ValueError) as error:
+                raise DatasetError(
+                    f"{self.url}: is damaged ({error}); fetch it again, or make it again with 'shardkit index'",
+                    url=self.url,
+                ) from error
+
+        return read_right(self.url, checked)
+
+    def _open(self, *, fresh: bool) -> CheckedParquet:
+        facts = self._manifest.column_file
+        if facts is None:
+            raise ParquetError("the manifest has no such file")
+
+        def read(offset: int, size: int) -> bytes:
+            return self._storage.read_range(self.url, offset, size, fresh=fresh)
+
+        parquet = CheckedParquet(read, facts.size, facts)
+        parquet.check_groups(self._manifest.num_samples, facts.group_rows)
+        return parquet
+
+
+def publish_manifest(
+    storage: Storage, manifest: Manifest, tables: Iterable[BlockTable], schema: "pa.Schema"
+) -> Manifest:
+    """Make a dataset of shards whose indexes are all there: write its side files and, last, its manifest.
+
+    Beside ``manifest.json``, which is replaced by the next version, the manifest stands under a name of its own, by
+    which this version is found later.
+
+    Args:
+        storage: Serves the dataset's folder.
+        manifest: The dataset; its side files are not looked at.
+        tables: The block tables of its shards, in order.
+        schema: The promoted columns, in types that hold the values of every shard.
+
+    Returns:
+        The manifest, with what is known of the side files.
+
+    Raises:
+        ArgumentError: The values of a column are too large.
+    """
+    data, block_file = encode_blocks(tables)
+    manifest = replace(manifest, block_file=block_file, column_file=None)
+    with storage.create(join(manifest.url, manifest.block_file_url), overwrite=True) as file:
+        file.write(data)
+    if len(schema):
+        manifest = replace(manifest, column_file=_publish_columns(storage, manifest, schema))
+    text = manifest.to_json().encode()
+    for name in (version_name(manifest.digest), MANIFEST_NAME):
+        write_whole(storage, join(manifest.url, name), text, overwrite=True)
+    return manifest
+
+
+def _publish_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> FileFacts:
+    size = sum(rows.nbytes for rows in _columns(storage, manifest, schema))
+    group_rows = choose_group_rows(manifest.num_samples, size)
+    with tempfile.TemporaryFile() as spool:
+        groups = gather_columns(storage, manifest, schema, group_rows)
+        try:
+            column_file = write_parquet(spool, groups, schema, {}, group_rows=group_rows)
+        except ParquetError as error:
+            raise ArgumentError(f"{manifest.url}: the file of its columns cannot be written: {error}") from error
+        spool.seek(0)
+        url = join(manifest.url, replace(manifest, column_file=column_file).column_file_url)
+        with storage.create(url, overwrite=True) as file:
+            shutil.copyfileobj(spool, file)
+    return column_file
+
+
+def _columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> Iterator["pa.Table"]:
+    """Yield the promoted columns as the indexes have them, in the types of all."""
+    import pyarrow as pa
+
+    for shard in manifest.shards:
+        index: ShardIndex = open_index(storage, manifest.url, shard)
+        for group in range(index.num_groups):
+            rows = index.rows([KEY, *schema.names], group=group)
+            nulls = pa.nulls(len(rows))
+            columns = [(rows.column(name) if name in rows.column_names else nulls) for name in schema.names]
+            yield pa.table(columns, names=schema.names).cast(schema)
+
+
+def gather_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema", rows: int) -> Iterator["pa.Table"]:
+    """Yield the promoted columns of all samples as the indexes have them, in tables of so many rows, but for the last.
+
+    Raises:
+        DatasetError: An index is not usable.
+    """
+    import pyarrow as pa
+
+    waiting: list[pa.Table] = []
+    count = 0
+    for table in _columns(storage, manifest, schema):
+        start = 0
+        while len(table) - start >= rows - count:
+            yield pa.concat_tables([*waiting, table.slice(start, rows - count)]).combine_chunks()
+            start += rows - count
+            waiting, count = [], 0
+        if start < len(table):
+            waiting.append(table.slice(start))
+            count += len(table) - start
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
