@@ -40,6 +40,9 @@ _READ_BYTES = 1 << 20
 _BYTES_A_VALUE = 12  # of JSON, at least, on average: a shard's entry has 25 for each of its values
 _SOME_VALUES = 100_000  # in any case
 _CRC32 = b'{\n "crc32": "'
+_CRC32_AT = slice(len(_CRC32), len(_CRC32) + 8)
+_TAR_SUM_AT = slice(148, 156)  # as in every tar header
+_HEAD_BYTES = 512
 _SHORT_HASH = 16
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -177,8 +180,7 @@ class Manifest:
         ]
         text = json.dumps(head, indent=1, sort_keys=True)
         shardlist = ",\n  ".join(lines)
-        rest = f'",{text[1:-2]},\n "shardlist": [\n  {shardlist}\n ]\n}}\n'
-        return f"{_CRC32.decode()}{crc32(_CRC32 + bytes(8) + rest.encode()):08x}{rest}"
+        return _sealed(f'{text[1:-2]},\n "shardlist": [\n  {shardlist}\n ]\n}}\n'.encode()).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes, *, url: str = "", allow_any_url: bool = False) -> "Manifest":
@@ -225,16 +227,41 @@ class Manifest:
         return manifest
 
 
+def _sealed(rest: bytes) -> bytes:
+    """Return the text of a manifest: its first 512 bytes, with its checksum, and what follows them.
+
+    They are JSON, and the header of a tar member of a private type as well, whose data is what follows. So programs
+    that open all files of a folder as tars (Ray Data) find none in the manifest, and go on.
+    """
+    rest += b"\n" * (-len(rest) % _HEAD_BYTES)
+    name = _CRC32 + bytes(8) + b'",\n "tar_header": "'
+    numbers = b"0000644 0000000 0000000 %011o 00000000000 " % len(rest)
+    head = bytearray((name.ljust(100) + numbers + bytes(8) + b'Z",').ljust(_HEAD_BYTES - 1) + b"\n")
+    head[_CRC32_AT] = b"%08x" % _crc32_of(head + rest)
+    head[_TAR_SUM_AT] = _tar_sum(head)
+    return bytes(head + rest)
+
+
+def _crc32_of(data: bytes | bytearray) -> int:
+    """Return the CRC-32 of a manifest, in which its digits and those of the tar header's checksum count as 0."""
+    head = bytearray(data[:_HEAD_BYTES])
+    head[_CRC32_AT] = head[_TAR_SUM_AT] = bytes(8)
+    return int(crc32(memoryview(data)[_HEAD_BYTES:], crc32(head)))
+
+
+def _tar_sum(head: bytes | bytearray) -> bytes:
+    return b"%07o " % (sum(head) - sum(head[_TAR_SUM_AT]) + sum(b" " * 8))
+
+
 def _check_text(data: bytes) -> None:
     """Compare a manifest with its checksum, and bound what it becomes, before it is parsed. Raises ValueError."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ValueError(f"it has {format_bytes(len(data))}, expected at most {format_bytes(MAX_MANIFEST_BYTES)}")
-    if data.startswith(_CRC32):
-        digits = data[len(_CRC32) : len(_CRC32) + 8]
-        found = crc32(_CRC32 + bytes(8))
-        found = crc32(memoryview(data)[len(_CRC32) + 8 :], found)
-        if digits != b"%08x" % found:
-            raise ValueError("it does not match its own checksum, so it was edited or damaged")
+    head = data[:_HEAD_BYTES]
+    if data.startswith(_CRC32) and (
+        len(head) < _HEAD_BYTES or head[_CRC32_AT] != b"%08x" % _crc32_of(data) or head[_TAR_SUM_AT] != _tar_sum(head)
+    ):
+        raise ValueError("it does not match its own checksum, so it was edited or damaged")
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > _SOME_VALUES + len(data) // _BYTES_A_VALUE:
         raise ValueError(f"it has {values:,} values, far more than its shards need")

@@ -7,9 +7,10 @@
 
 import hashlib
 import io
+import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +19,7 @@ from isal.isal_zlib import crc32
 
 from shardkit.errors import ArgumentError, DatasetError, ShardError, StorageError
 from shardkit.format.index import BLOCK_BYTES, BLOCK_TYPE, BlockTable, ShardIndex, open_index
-from shardkit.format.manifest import MANIFEST_NAME, Manifest, version_name, write_whole
+from shardkit.format.manifest import MANIFEST_NAME, Manifest, read_whole, strip_suffix, version_name, write_whole
 from shardkit.format.parquet import CheckedParquet, FileFacts, ParquetError, choose_group_rows, write_parquet
 from shardkit.sample import KEY
 from shardkit.storage.base import Storage, is_remote, join, read_right
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CARD_NAME = ".huggingface.yaml"
+
+_CARD_HEAD = b"# Written by shardkit, for load_dataset() of HF datasets.\n"
 _SMALL_BYTES = 1 << 20  # are fetched at once from far away
 
 
@@ -196,10 +200,34 @@ def publish_manifest(
         file.write(data)
     if len(schema):
         manifest = replace(manifest, column_file=_publish_columns(storage, manifest, schema))
+    suffixes = {shard.url.removeprefix(strip_suffix(shard.url)) for shard in manifest.shards if "/" not in shard.url}
+    if suffixes:
+        publish_card(storage, manifest.url, {"train": sorted(f"*{suffix}" for suffix in suffixes)})
     text = manifest.to_json().encode()
     for name in (version_name(manifest.digest), MANIFEST_NAME):
         write_whole(storage, join(manifest.url, name), text, overwrite=True)
     return manifest
+
+
+def publish_card(storage: Storage, folder: str, splits: Mapping[str, Sequence[str]]) -> None:
+    """Write the file by which HF datasets finds the shards when it is given a folder; one of another author stays.
+
+    Args:
+        storage: Serves the folder.
+        folder: The folder.
+        splits: Patterns of the names of each split's shards, relative to it.
+    """
+    url = join(folder, CARD_NAME)
+    try:
+        if not read_whole(storage, url).startswith(_CARD_HEAD):
+            return
+    except FileNotFoundError:
+        pass
+    except DatasetError:
+        return
+    lines = [f"  - split: {split}\n    path: {json.dumps(list(paths))}\n" for split, paths in splits.items()]
+    data = _CARD_HEAD + f"configs:\n- config_name: default\n  data_files:\n{''.join(lines)}".encode()
+    write_whole(storage, url, data, overwrite=True)
 
 
 def _publish_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> FileFacts:

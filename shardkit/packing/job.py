@@ -23,6 +23,7 @@ from shardkit.format.columns import Column, ColumnMaker
 from shardkit.format.index import choose_block_samples
 from shardkit.format.manifest import Manifest, read_manifest
 from shardkit.format.shard_writer import WrittenShard, choose_compression, encode_sample
+from shardkit.format.side_files import publish_card
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import Permutation, derive
 from shardkit.packing.lock import exclusive
@@ -54,6 +55,7 @@ PLAN_VERSION = 2
 _NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping)  # though some can be iterated over
 _SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
 _CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
+_SPLITS_OF_OTHERS = {"val": "validation", "valid": "validation", "dev": "validation"}  # as HF datasets calls them
 _CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
 
 
@@ -225,6 +227,9 @@ class _Pack:
                 classes=getattr(self._source, "classes", ()),
                 packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
             )
+        if request.splits is not None:
+            paths = {name: [f"{name}/*{compression.suffix}"] for name in self._targets if len(plans[name])}
+            publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
         request = self._request

@@ -8,27 +8,83 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.errors import DatasetError, UnfinishedDatasetError
-from shardkit.format.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, Shard, index_name, read_manifest
+from shardkit.errors import ArgumentError, DatasetError, UnfinishedDatasetError
+from shardkit.format.manifest import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    index_file_name,
+    index_name,
+    read_manifest,
+    version_name,
+)
+from shardkit.format.parquet import FileFacts
+from tests.support.forge import signed
 
 SUFFIXES = {"none": ".tar", "zst": ".tar.zst", "gz": ".tar.gz"}
-SIZES = st.integers(0, 1 << 60)
+SIZES = st.integers(0, 1 << 58)  # whose sum is a size, too
+CRCS = st.integers(0, 2**32 - 1)
+FILES = st.builds(FileFacts, SIZES, st.integers(0, 2**256 - 1).map(lambda n: f"{n:064x}"), SIZES, CRCS, CRCS)
+GOLDEN = '''{
+ "crc32": "6dfcf7d4",
+ "block_file": {
+  "size": 200,
+  "sha256": "00000000000000000000000000000000000000000000000000000000000000bf",
+  "footer_size": 0,
+  "footer_crc32": 0,
+  "group_rows": 0
+ },
+ "block_samples": 16,
+ "classes": [],
+ "column_file": null,
+ "columns": {},
+ "digest": "8da1c3b2e3a1d8b6e33d8a1c5cb1a92e0a6d9d1c4d2e4f25c9a7bfeb5ab4a50f",
+ "fields": [
+  "cls",
+  "jpg"
+ ],
+ "packed": {},
+ "samples": 4,
+ "shardkit_version": 2,
+ "unique_keys": true,
+ "wids_version": 1,
+ "shardlist": [
+ ]
+}
+'''
 
 
 def shard(number=0, **changes):
+    index = FileFacts(2000 + number, f"{0xA0 + number:064x}", 900, 7, 4096)
     values = {"samples": 2, "file_size": 4096, "tar_size": 4096, "compression": "none", "blocks": 1}
+    values |= {"blocks_crc32": 8, "index": index}
     return Shard(**{"url": f"train-{number:06d}.tar", "sha256": f"{number:064x}", **values, **changes})
 
 
 def manifest_of(*shards, **changes):
-    return Manifest(shards or (shard(0), shard(1)), **{"block_samples": 16, "fields": ("cls", "jpg"), **changes})
+    values = {"block_samples": 16, "fields": ("cls", "jpg"), "block_file": FileFacts(200, f"{0xBF:064x}")}
+    return Manifest(shards or (shard(0), shard(1)), **{**values, **changes})
+
+
+def as_format_1(manifest):
+    """Return a manifest as format 1 has it, and its text."""
+    shards = tuple(replace(shard, blocks_crc32=None, index=None) for shard in manifest.shards)
+    data = json.loads(manifest.to_json())
+    for name in ("crc32", "block_file", "column_file"):
+        del data[name]
+    for entry in data["shardlist"]:
+        del entry["blocks_crc32"], entry["index"]
+    data["shardkit_version"] = 1
+    return replace(manifest, shards=shards, block_file=None, column_file=None, version=1), json.dumps(data)
 
 
 def edited(change):
-    """Return a manifest's text after somebody changed it."""
+    """Return a manifest's text after somebody changed it who knows its checksum."""
     data = json.loads(manifest_of().to_json())
+    del data["crc32"]
     change(data)
-    return json.dumps(data)
+    return signed(json.dumps(data).encode())
 
 
 @st.composite
@@ -39,11 +95,21 @@ def manifests(draw):
         sizes = {name: draw(SIZES) for name in ("samples", "file_size", "tar_size", "blocks")}
         name = draw(st.text("aä _%", max_size=5))
         url = f"{name}{number}{SUFFIXES[compression]}"
+        sizes |= {"blocks_crc32": draw(CRCS), "index": draw(FILES)}
         shards.append(shard(draw(st.integers(0, 1 << 200)), url=url, compression=compression, **sizes))
     names = st.lists(st.text(max_size=4), max_size=3).map(tuple)
     packed = draw(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2))
+    columns = draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2))
     return Manifest(
-        tuple(shards), draw(st.integers(1, 1024)), draw(names), draw(st.booleans()), draw(names), {}, packed
+        tuple(shards),
+        draw(st.integers(1, 1024)),
+        draw(names),
+        draw(st.booleans()),
+        draw(names),
+        columns,
+        packed,
+        draw(FILES),
+        draw(FILES) if columns else None,
     )
 
 
@@ -53,6 +119,52 @@ def test_a_manifest_is_read_as_it_was_written(manifest):
 
     assert again == manifest
     assert (again.digest, again.to_json()) == (manifest.digest, manifest.to_json())
+
+
+@given(manifest=manifests())
+def test_a_manifest_of_format_1_is_read_for_ever(manifest):
+    expected, text = as_format_1(manifest)
+    again = Manifest.from_json(text)
+
+    assert again == expected
+    assert (again.version, again.digest) == (1, manifest.digest)
+    assert [s.index_url for s in again.shards] == [index_name(s.url) for s in manifest.shards]
+
+
+def test_the_bytes_of_a_manifest_are_these():
+    assert manifest_of().to_json() == GOLDEN
+
+
+def test_a_flipped_bit_anywhere_in_a_manifest_is_an_error():
+    text = manifest_of(columns={"label": "int64"}, column_file=FileFacts(7, "00" * 32, 5, 3, 1)).to_json().encode()
+
+    for bit in range(8 * len(text)):
+        damaged = bytearray(text)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DatasetError):
+            Manifest.from_json(bytes(damaged))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 14, 100, -2])
+def test_a_manifest_that_was_cut_or_grew_is_an_error(cut):
+    text = manifest_of().to_json().encode()
+
+    for damaged in (text[:cut], text[cut:], text + b" ", text + text[:cut]):
+        if damaged != text:
+            check_refused(damaged)
+
+
+def test_the_first_line_and_the_version_belong_together():
+    check_refused(json.dumps(json.loads(manifest_of().to_json())))  # the checksum is there, and not where it should be
+    data = json.loads(as_format_1(manifest_of())[1])
+    check_refused(signed(json.dumps(data).encode()))
+
+
+def test_text_that_would_become_far_larger_than_its_shards_need_is_refused_before_it_is_parsed(monkeypatch):
+    monkeypatch.setattr(json, "loads", None)
+
+    with pytest.raises(DatasetError, match=r"it has 1,000,00\d values, far more than its shards need"):
+        Manifest.from_json(b"[" + b"[]," * 500_000 + b"[]]")
 
 
 def test_a_manifest_has_a_line_a_shard_and_what_wids_reads():
@@ -84,9 +196,10 @@ def test_the_digest_is_of_the_content_and_not_of_its_place_or_compression():
         assert manifest_of(*other).digest != digest
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, 9, "1", None])
 def test_an_unknown_version_is_refused_by_its_name(version):
-    with pytest.raises(DatasetError, match=f"of format version {version!r}, this shardkit reads version 1; upgrade"):
+    message = f"of format version {version!r}, this shardkit reads versions 1 to 2; upgrade"
+    with pytest.raises(DatasetError, match=message):
         Manifest.from_json(edited(lambda data: data.update(shardkit_version=version)))
 
 
@@ -128,11 +241,32 @@ def test_what_is_no_manifest_is_refused(text):
         *[("block_samples", 0), ("block_samples", "16"), ("fields", "jpg"), ("fields", [1]), ("classes", {})],
         *[("unique_keys", "no"), ("columns", []), ("columns", {"a": 1}), ("packed", 3), ("shardlist", 7)],
         *[("shardlist", [7]), ("shardlist", [{}])],
+        *[("blocks_crc32", None), ("blocks_crc32", -1), ("blocks_crc32", "8"), ("index", None), ("index", 7)],
+        *[("block_file", None), ("block_file", []), ("block_file", {}), ("column_file", {}), ("column_file", 7)],
+        ("columns", {"label": "int64"}),  # without their file
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name, value):
     def change(data):
         (data if name in data else data["shardlist"][0])[name] = value
+
+    check_refused(edited(change))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("size", -1), ("size", None), ("size", 2**63), ("size", True), ("footer_size", 1.5), ("group_rows", "4")],
+        *[("footer_crc32", -1), ("sha256", "../" * 21 + "a"), ("sha256", "AA" * 32), ("sha256", "00"), ("sha256", 7)],
+        ("more", 1),
+    ],
+)
+@pytest.mark.parametrize("file", ["block_file", "column_file", "index"])
+def test_facts_of_a_file_that_cannot_be_are_refused(file, name, value):
+    def change(data):
+        data["columns"] = {"label": "int64"}
+        data["column_file"] = dict(data["block_file"])
+        (data if file in data else data["shardlist"][0])[file][name] = value
 
     check_refused(edited(change))
 
@@ -156,7 +290,19 @@ def test_a_shard_outside_the_folder_is_refused_unless_it_is_allowed(url):
     assert Manifest.from_json(text, allow_any_url=True).shards[0].url == url
 
 
-def test_an_index_lies_beside_its_shard_or_with_the_manifest():
+def test_an_index_is_named_after_its_shard_and_what_is_in_it():
+    names = ["train-0.tar", "a/b.tar.zst", "a.b.TAR.GZ", "x.tgz", "../x.tar", "/store/x.tar", "https://h/a/x.tar"]
+    manifest = manifest_of(*(shard(url=name) for name in names))
+
+    assert [s.index_url for s in manifest.shards] == [index_file_name(name, f"{0xA0:064x}") for name in names]
+    assert [index_file_name(name, "0123456789abcdef" * 4) for name in names] == [
+        f"__index__/{stem}.0123456789abcdef.parquet" for stem in ("train-0", "b", "a.b", "x", "x", "x", "x")
+    ]
+    assert manifest.block_file_url == "__index__/blocks.0000000000000000.npy"
+    assert manifest.column_file_url == ""
+
+
+def test_an_index_of_format_1_lies_beside_its_shard_or_with_the_manifest():
     names = ["train-0.tar", "a/b.tar.zst", "a.b.TAR.GZ", "x.tgz", "../x.tar", "/store/x.tar", "https://h/a/x.tar"]
 
     assert [index_name(name) for name in names] == [
@@ -173,3 +319,25 @@ def test_a_folder_is_a_dataset_only_with_its_manifest_and_when_it_is_finished(tm
     (tmp_path / UNFINISHED_NAME).touch()
     with pytest.raises(UnfinishedDatasetError, match="is unfinished: it is being written, or its writer was stopped"):
         read_manifest(tmp_path)
+
+
+def test_a_dataset_is_opened_by_its_digest_also_when_a_newer_one_has_taken_its_place(tmp_path):
+    old, new = manifest_of(), manifest_of(shard(2))
+    (tmp_path / "__index__").mkdir()
+    (tmp_path / MANIFEST_NAME).write_text(new.to_json())
+
+    assert read_manifest(tmp_path, digest=new.digest) == new
+    with pytest.raises(DatasetError, match=f"is the dataset {new.digest}, expected {old.digest}; it was replaced, or"):
+        read_manifest(tmp_path, digest=old.digest)
+    (tmp_path / version_name(old.digest)).write_text(new.to_json())
+    with pytest.raises(DatasetError, match=f"is the dataset {new.digest}, expected {old.digest}"):
+        read_manifest(tmp_path, digest=old.digest)
+    (tmp_path / version_name(old.digest)).write_text(old.to_json())
+    assert read_manifest(tmp_path, digest=old.digest) == old
+    assert read_manifest(tmp_path) == new
+
+
+@pytest.mark.parametrize("digest", ["", "00", "0" * 63 + "g", "../" * 21 + "a", "AB" * 32, 7, b"00" * 32])
+def test_what_is_no_digest_is_an_argument_error(digest, tmp_path):
+    with pytest.raises(ArgumentError, match="expected the 64 hexadecimal digits of a Manifest.digest"):
+        read_manifest(tmp_path, digest=digest)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-from isal.isal_zlib import crc32
 
+from shardkit.format import manifest as manifest_module
 from shardkit.format.columns import promoted_columns
 from shardkit.format.index import open_index, publish_index
 from shardkit.format.manifest import Manifest
@@ -68,13 +68,13 @@ def edit_manifest(folder, change):
     text = path.read_bytes()
     is_signed = text.startswith(b'{\n "crc32": "')
     described = json.loads(text)
-    described.pop("crc32", None)
+    for name in ("crc32", "tar_header"):
+        described.pop(name, None)
     change(described)
     data = json.dumps(described).encode()
     path.write_bytes(signed(data) if is_signed else data)
 
 
 def signed(data):
-    """Return the JSON text of an object with the checksum of format 2 before it."""
-    head, rest = b'{\n "crc32": "', b'",' + data[1:]
-    return head + b"%08x" % crc32(head + bytes(8) + rest) + rest
+    """Return the JSON text of an object with the first 512 bytes of format 2."""
+    return manifest_module._sealed(data[1:])
