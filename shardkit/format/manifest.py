@@ -414,7 +414,8 @@ def check_finished(storage: Storage, folder: str, *, by_pack: bool = False) -> N
         storage.info(url)
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # S3 forbids to know what does not exist
         return
-    if is_by_writer := is_begun_by_writer(storage, folder):
+    is_by_writer = read_writer_marker(storage, folder) is not None
+    if is_by_writer:
         if by_pack:
             return
         advice = f"go on with ShardWriter(..., resume=True), or run 'shardkit index {folder}' to make a dataset of the "
@@ -428,13 +429,13 @@ def check_finished(storage: Storage, folder: str, *, by_pack: bool = False) -> N
     )
 
 
-def is_begun_by_writer(storage: Storage, folder: str) -> bool:
-    """Return whether the unfinished dataset in a folder is one that a ``ShardWriter`` has begun."""
+def read_writer_marker(storage: Storage, folder: str) -> dict[str, Any] | None:
+    """Return what a ``ShardWriter`` has written down of the unfinished dataset in a folder; None if there is none."""
     try:
         marker = json.loads(read_whole(storage, join(folder, UNFINISHED_NAME)))
-    except (FileNotFoundError, DatasetError, ValueError, RecursionError):
-        return False
-    return isinstance(marker, dict) and marker.get("writer") == "ShardWriter"
+    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError, ValueError, RecursionError):
+        return None
+    return marker if isinstance(marker, dict) and marker.get("writer") == "ShardWriter" else None
 
 
 def find_names(storage: Storage, folder: str, names: Iterable[str]) -> list[str]:

@@ -11,7 +11,14 @@ from isal.isal_zlib import crc32
 from shardkit.codecs.compress import decompress_frame, open_decompressed, read_seek_table
 from shardkit.errors import ShardError
 from shardkit.format.columns import ColumnMaker
-from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, ShardIndex
+from shardkit.format.index import (
+    MAX_BLOCK_SAMPLES,
+    BlockTable,
+    IndexBuilder,
+    ShardFacts,
+    ShardIndex,
+    choose_block_samples,
+)
 from shardkit.format.tar import Member, padding, read_members
 from shardkit.hashing import UInt64Array
 from shardkit.sample import RESERVED, split_name
@@ -215,6 +222,30 @@ def content_frames(storage: Storage, url: str, file_size: int) -> dict[tuple[int
             frames[offset, size] = (stored_offset, stored_size)
         offset += size
     return frames
+
+
+def find_block_samples(storage: Storage, shard_urls: Sequence[str], block_bytes: int) -> int:
+    """Return how many samples a block is to have, from the first shard that has some; only its headers are read."""
+    for url in shard_urls:
+        stream = storage.open(url)
+        try:
+            opened = open_decompressed(stream)
+            groups = group_members(read_members(opened, wanted=lambda _: False), url)
+            offsets = [next(iter(sample.values())).header_offset for _, sample in groups]
+        finally:
+            stream.close()
+        if not offsets:
+            continue
+        info = storage.info(url)
+        if opened.compression == "none":
+            return choose_block_samples(len(offsets), info.size, block_bytes)
+        frames = content_frames(storage, url, info.size) if opened.compression == "zst" else {}
+        ends = [offset + size for offset, size in frames]
+        first = sum(offset < ends[0] for offset in offsets) if ends else 0
+        if 0 < first <= MAX_BLOCK_SAMPLES and offsets[first : first + 1] in ([], ends[:1]):
+            return first  # a frame a block, as shardkit writes them
+        return choose_block_samples(len(offsets), offsets[-1] + (offsets[-1] - offsets[0]) // len(offsets), block_bytes)
+    return choose_block_samples(0, 0, block_bytes)
 
 
 def range_reader(storage: Storage, url: str, index: ShardIndex, *, fresh: bool = False) -> Callable[[int, int], bytes]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from shardkit.codecs.compress import open_decompressed
 from shardkit.errors import (
     ArgumentError,
     DatasetError,
@@ -22,14 +21,13 @@ from shardkit.errors import (
 )
 from shardkit.format.columns import Column, ColumnMaker, ColumnTypes
 from shardkit.format.index import (
-    MAX_BLOCK_SAMPLES,
     OFFSET,
     SIZE,
     BlockTable,
-    choose_block_samples,
     open_index,
     publish_index,
     read_index,
+    read_named_index,
 )
 from shardkit.format.manifest import (
     MANIFEST_NAME,
@@ -40,11 +38,13 @@ from shardkit.format.manifest import (
     check_finished,
     index_name,
     load_manifest,
+    read_writer_marker,
+    strip_suffix,
 )
-from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, group_members
+from shardkit.format.scan import ShardScan, count_repeated_keys, find_block_samples
 from shardkit.format.side_files import publish_manifest
-from shardkit.format.tar import read_members
 from shardkit.hashing import hash_keys
+from shardkit.packing.writer import list_indexes
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
@@ -129,7 +129,10 @@ def index_shards(
     names = [_name(url, folder) for url in shard_urls]
     old = _old_manifest(storage, folder, set(names), overwrite=overwrite)
     expected = {shard.url: shard for shard in old.shards} if old else {}
-    block_samples = old.block_samples if old else _choose_block_samples(storage, shard_urls, block_bytes)
+    left = _LeftIndexes(storage, folder, old)
+    block_samples = left.block_samples or find_block_samples(storage, shard_urls, block_bytes)
+    if classes is None:
+        classes = old.classes if old else left.classes
 
     shards: list[Shard] = []
     tables: list[BlockTable] = []
@@ -144,8 +147,7 @@ def index_shards(
             known = expected.get(name)
             if known and known.sha256 != facts.sha256 and not overwrite:
                 raise _is_other_shard(url, facts.sha256, known.sha256)
-            if old and known and known.sha256 == facts.sha256:
-                table = _with_old_columns(table, storage, old, known)
+            table = left.add_columns(table, name, facts.sha256)
             column_types.add(name, table.schema)
             shards.append(publish_index(storage, folder, name, table, facts, blocks))
             tables.append(blocks)
@@ -164,7 +166,7 @@ def index_shards(
         block_samples,
         tuple(sorted(fields)),
         repeated == 0,
-        old.classes if old and classes is None else classes or (),
+        classes,
         column_types.as_text(),
         old.packed if old and is_as_packed else {},
         url=folder,
@@ -255,30 +257,6 @@ def _delete_old_indexes(storage: Storage, manifest: Manifest) -> None:
                 storage.delete(url)
 
 
-def _choose_block_samples(storage: Storage, shard_urls: Sequence[str], block_bytes: int) -> int:
-    """Return how many samples a block has, from the first shard that has samples; only its headers are read."""
-    for url in shard_urls:
-        stream = storage.open(url)
-        try:
-            opened = open_decompressed(stream)
-            groups = group_members(read_members(opened, wanted=lambda _: False), url)
-            offsets = [next(iter(sample.values())).header_offset for _, sample in groups]
-        finally:
-            stream.close()
-        if not offsets:
-            continue
-        info = storage.info(url)
-        if opened.compression == "none":
-            return choose_block_samples(len(offsets), info.size, block_bytes)
-        frames = content_frames(storage, url, info.size) if opened.compression == "zst" else {}
-        ends = [offset + size for offset, size in frames]
-        first = sum(offset < ends[0] for offset in offsets) if ends else 0
-        if 0 < first <= MAX_BLOCK_SAMPLES and offsets[first : first + 1] in ([], ends[:1]):
-            return first  # a frame a block, as shardkit writes them
-        return choose_block_samples(len(offsets), offsets[-1] + (offsets[-1] - offsets[0]) // len(offsets), block_bytes)
-    return choose_block_samples(0, 0, block_bytes)
-
-
 def _is_other_shard(url: str, found: str, expected: str) -> DatasetError:
     return DatasetError(
         f"shard {url}: has the SHA-256 {found[:16]}..., expected {expected[:16]}... as its manifest says; it was "
@@ -287,22 +265,50 @@ def _is_other_shard(url: str, found: str, expected: str) -> DatasetError:
     )
 
 
-def _with_old_columns(table: "pa.Table", storage: Storage, old: Manifest, shard: Shard) -> "pa.Table":
-    """Return the table with the columns that only the present index of the same bytes has.
+class _LeftIndexes:
+    """The indexes that a folder has before it is indexed: those of its manifest, or those that a writer left."""
 
-    One without values that no manifest knows is left out: it is of a call whose columns named no field.
-    """
-    try:
-        index = open_index(storage, old.url, shard)
-        kept = index.rows([name for name in (*sorted(index.columns), SOURCE) if name not in table.column_names])
-    except (FileNotFoundError, DatasetError) as error:
-        lost = [name for name in old.columns if name not in table.column_names]
-        if lost:
-            _logger.warning("%s; so the columns %s of its shard are lost", error, ", ".join(lost))
-        return table
-    for name in kept.column_names:
-        if index.columns.get(name) == "null" and name not in old.columns:
-            continue
-        table = table.append_column(name, kept.column(name))
-    own = [name for name in table.column_names if ":" in name or name in (KEY, OFFSET, SIZE)]
-    return table.select([*own, *sorted(set(table.column_names) - set(own))])
+    def __init__(self, storage: Storage, folder: str, old: Manifest | None) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._old = old
+        self._shards = {shard.url: shard for shard in old.shards} if old else {}
+        self._names = {} if old else list_indexes(storage, folder)
+        marker = read_writer_marker(storage, folder) or {}
+        self.classes = tuple(str(name) for name in marker.get("classes", ()))
+        self.block_samples = old.block_samples if old else 0
+        for name in sorted(self._names)[:1]:
+            for file in self._names[name]:
+                with contextlib.suppress(DatasetError):
+                    self.block_samples = read_named_index(storage, folder, file)[0].facts.block_samples
+
+    def add_columns(self, table: "pa.Table", name: str, sha256: str) -> "pa.Table":
+        """Return a shard's rows with the columns that only its present index has, if that is of the same bytes.
+
+        One without values that no manifest knows is left out: it is of a call whose columns named no field.
+        """
+        known = self._old.columns if self._old else {}
+        try:
+            index = self._open(name, sha256)
+            if index is None:
+                return table
+            kept = index.rows([name for name in (*sorted(index.columns), SOURCE) if name not in table.column_names])
+        except (FileNotFoundError, DatasetError) as error:
+            if lost := [name for name in known if name not in table.column_names]:
+                _logger.warning("%s; so the columns %s of its shard are lost", error, ", ".join(lost))
+            return table
+        for column in kept.column_names:
+            if index.columns.get(column) != "null" or column in known:
+                table = table.append_column(column, kept.column(column))
+        own = [column for column in table.column_names if ":" in column or column in (KEY, OFFSET, SIZE)]
+        return table.select([*own, *sorted(set(table.column_names) - set(own))])
+
+    def _open(self, name: str, sha256: str) -> ShardIndex | None:
+        shard = self._shards.get(name)
+        if shard is not None:
+            return open_index(self._storage, self._folder, shard) if shard.sha256 == sha256 else None
+        for file in self._names.get(strip_suffix(split_url(name)[1]), ()):
+            index, _ = read_named_index(self._storage, self._folder, file)
+            if index.facts.sha256 == sha256:
+                return index
+        return None

@@ -14,7 +14,7 @@ from shardkit.format.index import read_named_index
 from shardkit.format.manifest import INDEX_FOLDER, MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.format.shard_writer import WrittenShard, written_shard
 from shardkit.packing.records import SampleFunction, SampleTransform
-from shardkit.packing.writer import check_folder, delete_others, prepare_folder
+from shardkit.packing.writer import check_folder, delete_others, list_indexes, prepare_folder
 from shardkit.storage.base import Storage, is_remote, join
 from shardkit.storage.local import remove_temporary_files
 
@@ -135,11 +135,8 @@ class Target:
         if not is_remote(self.folder):
             remove_temporary_files(self.folder)
             remove_temporary_files(join(self.folder, INDEX_FOLDER))
-        indexes: dict[str, list[str]] = {stem: [] for stem in stems}
-        for name in self._storage.list(join(self.folder, INDEX_FOLDER)):
-            stem = name.removesuffix(".parquet").rpartition(".")[0]
-            if stem in indexes:
-                indexes[stem].append(name)
+        found = list_indexes(self._storage, self.folder)
+        indexes = {stem: found.get(stem, []) for stem in stems}
         keep = {stem + compression.suffix for stem in stems}
         keep |= {join(INDEX_FOLDER, name) for names in indexes.values() for name in names}
         delete_others(self._storage, self.folder, keep=keep)

@@ -1,5 +1,6 @@
 """Samples -> shards, one after the other in the order given; and what every writer of a dataset does at its folder."""
 
+import contextlib
 import json
 import os
 import re
@@ -22,8 +23,24 @@ from shardkit.errors import (
     check_whole,
 )
 from shardkit.format.columns import Column, ColumnMaker, make_schema
-from shardkit.format.index import MAX_BLOCK_SAMPLES, choose_block_samples, open_index
-from shardkit.format.manifest import INDEX_FOLDER, MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
+from shardkit.format.index import (
+    MAX_BLOCK_SAMPLES,
+    ShardIndex,
+    choose_block_samples,
+    open_index,
+    publish_index,
+    read_named_index,
+)
+from shardkit.format.manifest import (
+    INDEX_FOLDER,
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    read_writer_marker,
+    write_whole,
+)
+from shardkit.format.parquet import FileFacts
+from shardkit.format.scan import ShardScan, find_block_samples
 from shardkit.format.shard_writer import (
     EncodedSample,
     OpenShard,
@@ -32,16 +49,19 @@ from shardkit.format.shard_writer import (
     choose_compression,
     encode_sample,
     sample_size,
+    written_shard,
 )
 from shardkit.format.side_files import publish_manifest
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import hash_key
-from shardkit.storage.base import Storage, is_web, join, parse_bytes, read_only, split_url
+from shardkit.storage.base import Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
+from shardkit.storage.local import remove_temporary_files
 from shardkit.storage.registry import storage_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_SUFFIXES = (".tar", ".tar.zst", ".tar.gz")
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
 
 
@@ -90,8 +110,9 @@ class ShardWriter:
     """Writes samples to shards, one after the other and in the order given; a context manager.
 
     The dataset exists when the context ends without an exception. If it ends with one, the complete shards stay, the
-    open one is removed, there is no manifest, and whoever opens the folder is told that it is unfinished. To shuffle,
-    to level the shards' sizes, to split and to resume, use ``pack``.
+    open one is removed, there is no manifest, and whoever opens the folder is told that it is unfinished; then, and
+    after a kill, a writer with ``resume=True`` goes on behind the last complete shard, or ``index_shards`` makes a
+    dataset of the complete ones. To shuffle, to level the shards' sizes, and to split, use ``pack``.
 
     Args:
         destination: The dataset's folder; its name is the first part of the shards' names.
@@ -102,11 +123,18 @@ class ShardWriter:
         block_bytes: About how large a block is to be: the unit of reading in training.
         columns: Values to promote into the index: a field's name, or a function of the sample.
         classes: Names of the classes, by number.
+        resume: Keep the complete shards of a ``ShardWriter`` that was stopped, and go on behind them. ``samples`` says
+            how many samples they have: those that come after these are to be written. Nobody else may be writing there.
         overwrite: Replace a dataset that is there, and what an unfinished one left.
         storage_options: Passed to the storage. A shard for another place waits in ``TMPDIR`` until it is whole.
 
+    Attributes:
+        samples: How many samples the dataset has so far, those that wait for their shard included.
+        manifest: The dataset's manifest when it is finished; None before.
+
     Raises:
         DatasetExistsError: There is a dataset, or there are shards, in the folder already.
+        ArgumentError: ``compression`` or ``columns`` are not those of the shards to go on with.
 
     Example:
         >>> import tempfile
@@ -127,9 +155,11 @@ class ShardWriter:
         block_bytes: int | str = "1MB",
         columns: Mapping[str, Column] | None = None,
         classes: Sequence[str] = (),
+        resume: bool = False,
         overwrite: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
+        self.samples = 0
         self.manifest: Manifest | None = None
         self._folder = clean_destination(destination)
         self._shard_bytes = parse_bytes(shard_bytes)
@@ -147,7 +177,63 @@ class ShardWriter:
         self._over = ""  # why nothing more can be written
         self._hashes = array("Q")  # of all keys
         self._storage = storage_for(self._folder, storage_options)
-        prepare_folder(self._storage, self._folder, {"writer": "ShardWriter"}, overwrite=overwrite)
+        if resume and not overwrite and read_writer_marker(self._storage, self._folder) is not None:
+            self._take_written()
+        else:
+            marker = {"writer": "ShardWriter", "classes": list(self._classes)}
+            prepare_folder(self._storage, self._folder, marker, overwrite=overwrite)
+
+    def _take_written(self) -> None:
+        """Take the complete shards that an earlier writer left, and delete what else it left."""
+        if not is_remote(self._folder):
+            remove_temporary_files(self._folder)
+            remove_temporary_files(join(self._folder, INDEX_FOLDER))
+        names, indexes = set(self._storage.list(self._folder)), list_indexes(self._storage, self._folder)
+        keep: set[str] = set()
+        while True:
+            stem = shard_stem(self._folder, len(self._written))
+            found = [stem + suffix for suffix in _SUFFIXES if stem + suffix in names]
+            if not found:
+                break
+            index = self._find_index(found[0], indexes.get(stem, ()))
+            self._check_same(index)
+            written = written_shard(*index)
+            self._written.append(written)
+            self._block_samples = index[0].facts.block_samples
+            self._compression = self._compression or parse_compression(index[0].facts.compression)
+            self._hashes.extend(hash_key(key) for key in index[0].sample_keys())
+            self.samples += written.shard.samples
+            keep |= {written.shard.url, written.shard.index_url}
+        delete_others(self._storage, self._folder, keep=keep)
+
+    def _find_index(self, name: str, candidates: Iterable[str]) -> tuple[ShardIndex, FileFacts]:
+        """Return the index of a shard; one that lost it, because the writer was killed in between, is indexed."""
+        url = join(self._folder, name)
+        for candidate in candidates:
+            with contextlib.suppress(DatasetError, FileNotFoundError):
+                index, facts = read_named_index(self._storage, self._folder, candidate)
+                if index.facts.file_size == self._storage.info(url).size:
+                    return index, facts
+        block_samples = self._block_samples or find_block_samples(self._storage, [url], self._block_bytes)
+        scan = ShardScan(self._storage, url, block_samples=block_samples, columns=self._columns)
+        scan.run()
+        shard = publish_index(self._storage, self._folder, name, scan.table(), scan.facts(), scan.blocks())
+        return read_named_index(self._storage, self._folder, split_url(shard.index_url)[1])
+
+    def _check_same(self, found: tuple[ShardIndex, FileFacts]) -> None:
+        """Check that a shard is one that this writer could have written. Raises ArgumentError."""
+        index = found[0]
+        asked = {
+            "compression": self._compression.name if self._compression else index.facts.compression,
+            "columns": sorted(self._columns.columns),
+        }
+        there = {"compression": index.facts.compression, "columns": sorted(index.columns)}
+        for name, value in asked.items():
+            if value != there[name]:
+                raise ArgumentError(
+                    f"{self._folder}: its shards have {name} {there[name]!r}, the writer that is to go on has "
+                    f"{value!r}; pass the same, or overwrite=True to begin anew"
+                )
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
@@ -170,6 +256,7 @@ class ShardWriter:
             raise too_large(key, size, self._shard_bytes)
         columns = self._columns.values(key, encoded.members)
         self._keys.add(key)
+        self.samples += 1
         self._waiting.append((encoded, size, columns))
         self._waiting_bytes += size
         if self._block_samples or self._waiting_bytes >= self._block_bytes or len(self._waiting) == MAX_BLOCK_SAMPLES:
@@ -182,7 +269,7 @@ class ShardWriter:
             self._block_samples = choose_block_samples(len(waiting), self._waiting_bytes, self._block_bytes)
         if self._compression is None:
             self._compression = choose_compression(data for sample, _, _ in waiting for _, data in sample.members)
-        self._over = "its writer failed, so it cannot be finished; write it again with overwrite=True"
+        self._over = "its writer failed; go on with another one with resume=True, or begin anew with overwrite=True"
         for sample, size, columns in waiting:
             self._file_for(sample.key, size).add(sample, columns)
             self._keys.add(sample.key)
@@ -231,7 +318,7 @@ class ShardWriter:
                     raise DatasetError(f"{self._folder}: {self._over}", url=self._folder)
                 self._publish()
         finally:
-            self._over = "its writer is closed; make another one, for another folder or with overwrite=True"
+            self._over = "its writer is closed; make another one, with resume=True if it was not finished"
             if self._open:
                 self._open.__exit__(kind, error, traceback)
 
@@ -295,6 +382,15 @@ def _own_names(storage: Storage, folder: str) -> list[str]:
     return found + [
         join(INDEX_FOLDER, name) for name in storage.list(join(folder, INDEX_FOLDER)) if side.fullmatch(name)
     ]
+
+
+def list_indexes(storage: Storage, folder: str) -> dict[str, list[str]]:
+    """Return the names of the indexes that a folder has for each shard, by the shards' names without suffixes."""
+    found: dict[str, list[str]] = {}
+    for name in storage.list(join(folder, INDEX_FOLDER)):
+        if name.endswith(".parquet"):
+            found.setdefault(name.removesuffix(".parquet").rpartition(".")[0], []).append(name)
+    return found
 
 
 def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str]]) -> None:
