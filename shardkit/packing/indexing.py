@@ -20,10 +20,11 @@ from shardkit.errors import (
     hide_secrets,
 )
 from shardkit.format.columns import Column, ColumnMaker, ColumnTypes
-from shardkit.format.index import OFFSET, SIZE, BlockTable, ShardIndex, open_index, publish_index, read_index, read_named_index
+from shardkit.format.index import (
     OFFSET,
     SIZE,
     BlockTable,
+    ShardIndex,
     open_index,
     publish_index,
     read_index,
