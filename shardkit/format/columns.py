@@ -97,6 +97,10 @@ class ColumnMaker:
                 field=field,
             )
 
+    def needs(self, field: str) -> bool:
+        """Return whether some column may look at a field."""
+        return any(not isinstance(column, str) or column == field for column in self.columns.values())
+
     def values(self, key: str, fields: Iterable[tuple[str, bytes]]) -> dict[str, object]:
         """Return the columns' values for one sample.
 

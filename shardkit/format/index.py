@@ -414,7 +414,8 @@ class ShardIndex:
         import pyarrow as pa
 
         schema = self._parquet.schema
-        wanted = schema.names if columns is None else [name for name in dict.fromkeys(columns) if name in schema.names]
+        known = dict.fromkeys(schema.names)
+        wanted = [name for name in (known if columns is None else dict.fromkeys(columns)) if name in known]
         if not self.facts.samples:
             return schema.remove_metadata().empty_table().select(wanted)
         if group is None:

@@ -2,7 +2,7 @@
 
 A reader that is told of a flipped bit by wrong values, or of a few bytes that stand for gigabytes by a full memory, is
 told too late. So the footer is compared with what the manifest says of it, and each column chunk with the CRC-32 that
-the footer has of it under ``shardkit.crc32``; the headers of a chunk's pages say how large it becomes, and how many
+the footer has of it under ``shardkit.chunks``; the headers of a chunk's pages say how large it becomes, and how many
 values it has, before it is decompressed. Files of format 1 have no such checksums; all else holds for them too.
 
 The layout of Parquet: https://parquet.apache.org/docs/file-format/. Page headers are structs of Thrift's compact
@@ -23,10 +23,10 @@ from shardkit.storage.base import format_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-CHECKSUMS = b"shardkit.crc32"
-"""The name of what the footer says of its column chunks: 8 hexadecimal digits each, row group by row group."""
+CHUNKS = b"shardkit.chunks"
+"""The name of what the footer says of its column chunks, row group by row group: 28 hexadecimal digits each, 12 of its
+offset, 8 of its size and 8 of its CRC-32."""
 MAX_FOOTER_BYTES = 32_000_000
 MAX_ROWS_BYTES = 128_000_000
 """The most bytes that the rows of one read may take, decompressed."""
@@ -36,12 +36,14 @@ _TAIL = struct.Struct("<I4s")  # the footer's length and the magic
 _PLAIN = 0
 _LARGEST_NUMBER_BITS = 128
 _VALUES_PER_BYTE = 8  # of a column of lists: a bit is the least that a value takes
+_MOST_COLUMNS = 10_000
+_CHUNK_DIGITS = 28
 _LEAST_GROUP_ROWS = 4096
 _MOST_GROUP_ROWS = 65_536
 _MOST_GROUPS = 1024
 _GROUP_BYTES = MAX_ROWS_BYTES // 4
 _PIECE_BYTES = 1 << 20
-_MAX_DEPTH = 8  # of structs in a page header; it has three
+_MAX_DEPTH = 16  # of structs and lists in a footer; it has six
 
 
 class ParquetError(Exception):
@@ -68,12 +70,11 @@ class FileFacts:
 
 
 class _Chunk(NamedTuple):
-    """Where the column chunk of a leaf lies."""
+    """Where the column chunk of a leaf lies, and its CRC-32; None in format 1, which has none."""
 
     offset: int
     size: int
     crc32: int | None
-    values: int
 
 
 def choose_group_rows(rows: int, size: int) -> int:
@@ -131,14 +132,8 @@ def write_parquet(
                 count += 1
         # The checksums are known when all is written, and only the footer says where a chunk begins: so there is room
         # for them in it, which is filled when it has been written.
-        room = b"?" * (8 * count * sum(map(len, _leaves_of(schema).values())))
-        writer.add_key_value_metadata({**metadata, CHECKSUMS.decode(): room.decode()})
-    found = pq.read_metadata(file)
-    digits = b"".join(
-        b"%08x" % _crc32_of(file, chunk.offset, chunk.size)
-        for number in range(found.num_row_groups)
-        for chunk in _chunks(found, number, None)
-    )
+        room = b"?" * (_CHUNK_DIGITS * count * sum(map(len, _leaves_of(schema).values())))
+        writer.add_key_value_metadata({**metadata, CHUNKS.decode(): room.decode()})
     size = file.seek(0, os.SEEK_END)
     file.seek(size - _TAIL.size)
     footer_size = _TAIL.unpack(file.read(_TAIL.size))[0] + _TAIL.size
@@ -146,7 +141,11 @@ def write_parquet(
         raise ParquetError(f"its footer would have {format_bytes(footer_size)}, readers accept {MAX_FOOTER_BYTES:,}")
     file.seek(size - footer_size)
     footer = bytearray(file.read(footer_size))
-    at = footer.index(room, footer.index(CHECKSUMS)) if room else 0
+    digits = b"".join(
+        b"%012x%08x%08x" % (chunk.offset, chunk.size, _crc32_of(file, chunk.offset, chunk.size))
+        for chunk in _read_chunks(bytes(footer))
+    )
+    at = footer.index(room, footer.index(CHUNKS)) if room else 0
     footer[at : at + len(digits)] = digits
     file.seek(size - footer_size)
     file.write(footer)
@@ -200,6 +199,8 @@ class CheckedParquet:
         if facts is not None and crc32(footer) != facts.footer_crc32:
             raise ParquetError(f"its footer has the CRC-32 {crc32(footer):08x}, expected {facts.footer_crc32:08x}")
         self._metadata: pq.FileMetaData = pq.read_metadata(io.BytesIO(footer))
+        if self._metadata.num_columns > _MOST_COLUMNS:
+            raise ParquetError(f"it has {self._metadata.num_columns:,} columns, expected at most {_MOST_COLUMNS:,}")
         self._schema: pa.Schema = self._metadata.schema.to_arrow_schema()
         self._file = _Chunks(size)
         # pyarrow must not start threads: those that are left when a short program ends abort it ("terminate called
@@ -210,15 +211,18 @@ class CheckedParquet:
         self._leaves = _leaves_of(self._schema)
         if len(self._leaves) != len(self._schema):
             raise ParquetError("it has two columns of one name")
-        digits = self.metadata.get(CHECKSUMS)
-        self._checksums: list[int] | None = None
+        digits = self.metadata.get(CHUNKS)
         if digits is not None:
-            count = self._metadata.num_row_groups * self._metadata.num_columns
-            if len(digits) != 8 * count:
-                raise ParquetError(f"its footer has {len(digits) // 8:,} checksums of {count:,} column chunks")
-            self._checksums = [int(digits[8 * i : 8 * i + 8], 16) for i in range(count)]
-        elif facts is not None:
+            self._chunks = [
+                _Chunk(*(int(digits[at + a : at + b], 16) for a, b in ((0, 12), (12, 20), (20, 28))))
+                for at in range(0, len(digits), _CHUNK_DIGITS)
+            ]
+        elif facts is None:
+            self._chunks = _read_chunks(footer)
+        else:
             raise ParquetError("its footer has no checksums of its column chunks")
+        if len(self._chunks) != self._metadata.num_row_groups * self._metadata.num_columns:
+            raise ParquetError(f"its footer says where {len(self._chunks):,} column chunks are, which is not all")
 
     def _footer_size(self, size: int) -> int:
         if size < _TAIL.size:
@@ -245,10 +249,12 @@ class CheckedParquet:
 
     def check_groups(self, rows: int, group_rows: int) -> None:
         """Check that it has so many rows, in groups of ``group_rows``; the last may have fewer. Raises ParquetError."""
-        expected = [min(group_rows, rows - start) for start in range(0, rows, group_rows)]
         found = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
-        if (found or [0]) != (expected or [0]):
+        last = rows - (len(found) - 1) * group_rows
+        if found and (found[:-1] != [group_rows] * (len(found) - 1) or found[-1] != last or last > group_rows):
             raise ParquetError(f"it has {sum(found):,} rows in {len(found):,} groups, expected {rows:,}")
+        if not found and rows:
+            raise ParquetError(f"it has no rows, expected {rows:,}")
 
     def read(self, columns: Sequence[str], group: int) -> "pa.Table":
         """Return some columns of a row group.
@@ -309,7 +315,7 @@ class CheckedParquet:
 
     def _load(self, group: int, leaf: int, rows: int) -> tuple[int, bool]:
         """Read a column chunk and compare it; return how large it becomes, and whether its values are plain."""
-        chunk = _chunks(self._metadata, group, self._checksums)[leaf]
+        chunk = self._chunks[group * self._metadata.num_columns + leaf]
         path = self._metadata.schema.column(leaf).path
         if not 0 <= chunk.size <= MAX_ROWS_BYTES or chunk.offset < 0:
             raise ParquetError(f"column {path!r} says that it has {chunk.size:,} bytes from byte {chunk.offset:,}")
@@ -325,9 +331,8 @@ class CheckedParquet:
             size += page.size
             values += page.values
             is_plain = is_plain and page.encoding == _PLAIN
-        is_flat = self._metadata.schema.column(leaf).max_repetition_level == 0
-        if values != chunk.values or (is_flat and values != rows):
-            raise ParquetError(f"column {path!r} has {values:,} values, expected {rows if is_flat else chunk.values:,}")
+        if values != rows and self._metadata.schema.column(leaf).max_repetition_level == 0:
+            raise ParquetError(f"column {path!r} has {values:,} values, expected {rows:,}")
         if values > max(rows, _VALUES_PER_BYTE * size) or size > MAX_ROWS_BYTES:
             raise self._too_large(path, max(size, values))
         self._file.put(chunk.offset, data)
@@ -394,15 +399,21 @@ def _may_grow(kind: "pa.DataType") -> bool:
         return True
 
 
-def _chunks(metadata: "pq.FileMetaData", group: int, checksums: Sequence[int] | None) -> list[_Chunk]:
-    row_group = metadata.row_group(group)
-    chunks = []
-    for i in range(metadata.num_columns):
-        column = row_group.column(i)
-        starts = (column.dictionary_page_offset, column.data_page_offset)
-        crc = checksums[group * metadata.num_columns + i] if checksums is not None else None
-        offset = min(start for start in starts if start is not None)
-        chunks.append(_Chunk(offset, column.total_compressed_size, crc, column.num_values))
+def _read_chunks(footer: bytes) -> list[_Chunk]:
+    """Return where the column chunks lie, row group by row group, as a footer says. Raises ParquetError.
+
+    pyarrow would say so, too, but aborts the process where statistics of a column are damaged (26.0).
+    """
+    try:
+        metadata, _ = _read_struct(footer, 0, 0)
+        chunks = []
+        for group in metadata[4]:
+            for column in group[1]:
+                told = column[3]
+                starts = [told[number] for number in (9, 11) if number in told]  # of data, and of a dictionary
+                chunks.append(_Chunk(min(starts), told[7], None))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ParquetError("its footer does not say where its columns are") from error
     return chunks
 
 
@@ -436,8 +447,6 @@ def _pages(data: bytes) -> Iterator[_Page]:
 
 def _read_struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     """Return a struct of Thrift's compact protocol by the numbers of its fields, and where it ends."""
-    if depth > _MAX_DEPTH:
-        raise ValueError("too deep")
     found: dict[int, Any] = {}
     number = 0
     while byte := data[at]:
@@ -449,16 +458,34 @@ def _read_struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]
             number, at = _read_zigzag(data, at)
         if kind in (1, 2):
             found[number] = kind == 1
-        elif kind in (3, 4, 5, 6):
-            found[number], at = (data[at], at + 1) if kind == 3 else _read_zigzag(data, at)
-        elif kind == 8:
-            length, at = _read_varint(data, at)
-            at += length
-        elif kind == 12:
-            found[number], at = _read_struct(data, at, depth + 1)
         else:
-            raise ValueError(f"type {kind}, which no page header has")
+            found[number], at = _read_value(data, at, kind, depth)
     return found, at + 1
+
+
+def _read_value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if depth > _MAX_DEPTH:
+        raise ValueError("too deep")
+    if kind in (4, 5, 6):
+        return _read_zigzag(data, at)
+    if kind in (1, 2, 3):
+        return data[at], at + 1
+    if kind == 7:
+        return None, at + 8
+    if kind == 8:
+        length, at = _read_varint(data, at)
+        return None, at + length  # no text is needed
+    if kind == 12:
+        return _read_struct(data, at, depth + 1)
+    if kind not in (9, 10):
+        raise ValueError(f"type {kind}, which Parquet does not have")
+    size, kind = data[at] >> 4, data[at] & 15
+    size, at = (size, at + 1) if size < 15 else _read_varint(data, at + 1)
+    values = []
+    for _ in range(size):
+        value, at = _read_value(data, at, kind, depth + 1)
+        values.append(value)
+    return values, at
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

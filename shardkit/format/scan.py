@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from isal.isal_zlib import crc32
+from isal.isal_zlib import crc32, crc32_combine
 
 from shardkit.codecs.compress import decompress_frame, open_decompressed, read_seek_table
 from shardkit.errors import ShardError
@@ -76,13 +76,18 @@ class ShardScan:
             opened = open_decompressed(stream)
             self.compression = opened.compression
             tape = _Tape(opened)
-            members = read_members(tape, wanted=lambda name: split_name(name) is not None)
+            members = read_members(tape, wanted=self._wants)
             for key, sample in group_members(members, self._url):
                 self._add(key, sample, tape)
         finally:
             stream.close()
         self._tar_size = tape.end
         self._sha256 = tape.sha256.hexdigest()
+
+    def _wants(self, name: str) -> bool:
+        """Return whether a member's data is needed for more than its checksum, for which it need not be held."""
+        parts = split_name(name)
+        return parts is not None and self._columns.needs(parts[1])
 
     def _add(self, key: str, sample: dict[str, Member], tape: "_Tape") -> None:
         members = list(sample.values())
@@ -92,9 +97,14 @@ class ShardScan:
             tape.crc32(offset)  # what lies between two blocks belongs to none
             self._blocks.append((offset, offset, 0))
         block_offset, _, crc = self._blocks[-1]
+        rows = []
+        for field, member in sample.items():
+            crc = tape.crc32(member.data_offset, crc)
+            found = tape.crc32(member.data_offset + member.size)
+            crc = crc32_combine(crc, found, member.size)
+            rows.append((field, member.data_offset, member.size, found))
         self._blocks[-1] = (block_offset, end, tape.crc32(end, crc))
-        rows = [(field, m.data_offset, m.size, crc32(m.data or b"")) for field, m in sample.items()]
-        values = self._columns.values(key, ((field, m.data or b"") for field, m in sample.items()))
+        values = self._columns.values(key, ((field, m.data) for field, m in sample.items() if m.data is not None))
         self._builder.add(key, offset, end - offset, rows, columns=values)
         self.keys.append(key)
         self.fields.update(sample)
@@ -275,7 +285,10 @@ def range_reader(storage: Storage, url: str, index: ShardIndex, *, fresh: bool =
 
 
 class _Tape:
-    """A stream that hashes what is read from it, and keeps it until its checksum is taken."""
+    """A stream that hashes what is read from it, and keeps it until its checksum is taken.
+
+    Of what is skipped only the CRC-32 is kept, so that a member of any size takes little memory.
+    """
 
     def __init__(self, stream: ByteStream) -> None:
         self.url = stream.url
@@ -283,7 +296,7 @@ class _Tape:
         self.sha256 = hashlib.sha256()
         self.end = 0  # how many bytes were read
         self._stream = stream
-        self._kept: deque[bytes | memoryview] = deque()
+        self._kept: deque[bytes | memoryview | tuple[int, int]] = deque()  # or the size and CRC-32 of what was skipped
         self._start = 0  # where what is kept begins
 
     def read(self, n: int, /) -> bytes:
@@ -294,8 +307,16 @@ class _Tape:
         return data
 
     def skip(self, n: int, /) -> None:
-        while n > 0 and (piece := self.read(min(n, _SKIP_BYTES))):
-            n -= len(piece)
+        size = crc = 0
+        while n - size > padding(1) and (piece := self._stream.read(min(n - size - padding(1), _SKIP_BYTES))):
+            self.sha256.update(piece)
+            crc = crc32(piece, crc)
+            size += len(piece)
+        if size:
+            self._kept.append((size, crc))
+            self.end += size
+        while size < n and (piece := self.read(n - size)):  # the padding, which does not belong to the data
+            size += len(piece)
 
     def close(self) -> None:
         self._stream.close()
@@ -303,7 +324,12 @@ class _Tape:
     def crc32(self, end: int, crc: int = 0) -> int:
         """Return the CRC-32 of what is kept up to ``end``, going on from ``crc``, and forget it."""
         while self._start < end:
-            piece = memoryview(self._kept.popleft())
+            kept = self._kept.popleft()
+            if isinstance(kept, tuple):  # which ends before the padding, and so never beyond what is asked for
+                crc = crc32_combine(crc, kept[1], kept[0])
+                self._start += kept[0]
+                continue
+            piece = memoryview(kept)
             part, rest = piece[: end - self._start], piece[end - self._start :]
             crc = crc32(part, crc)
             self._start += len(part)

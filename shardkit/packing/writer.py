@@ -345,9 +345,10 @@ def check_folder(storage: Storage, folder: str) -> None:
     """
     if names := _own_names(storage, folder):
         state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
+        advice = "go on with it by resume=True, choose" if UNFINISHED_NAME in names else "choose"
         raise DatasetExistsError(
-            f"{folder}: holds {state} already "
-            f"({len(names):,} files, {names[0]} among them); choose another folder, or replace it with overwrite=True",
+            f"{folder}: holds {state} already ({len(names):,} files, {names[0]} among them); {advice} another folder, "
+            "or replace it with overwrite=True",
             url=folder,
         )
 
