@@ -143,12 +143,12 @@ def test_the_bytes_of_a_block_table_are_these():
     hidden = replace(table, stored_offset=np.zeros(0, np.int64), stored_size=np.zeros(0, np.int64))
 
     assert table.to_bytes().hex() == (
-        "0000000000000000" "0006000000000000" "07000000" "0100000000000000" "0300000000000000"
-        "0006000000000000" "0002000000000000" "ffffffff" "0200000000000000" "0400000000000000"
+        "000000000000000000060000000000000700000001000000000000000300000000000000"
+        "00060000000000000002000000000000ffffffff02000000000000000400000000000000"
     )  # fmt: skip
     assert hidden.to_bytes().hex() == (
-        "0000000000000000" "0006000000000000" "07000000" "0000000000000000" "0000000000000000"
-        "0006000000000000" "0002000000000000" "ffffffff" "0000000000000000" "0000000000000000"
+        "000000000000000000060000000000000700000000000000000000000000000000000000"
+        "00060000000000000002000000000000ffffffff00000000000000000000000000000000"
     )  # fmt: skip
     assert len(table.to_bytes()) == 2 * BLOCK_BYTES
 
@@ -177,7 +177,12 @@ def test_what_a_manifest_says_of_an_index_is_true():
     assert file.footer_size == int.from_bytes(footer[-8:-4], "little") + 8
     assert file.footer_crc32 == crc32(footer)
     metadata = pq.read_metadata(io.BytesIO(data)).metadata
-    assert json.loads(metadata[b"shardkit"]) == {"version": 2, "group_rows": 4096, **asdict(facts(1)), "fields": ["txt"]}
+    assert json.loads(metadata[b"shardkit"]) == {
+        "version": 2,
+        "group_rows": 4096,
+        **asdict(facts(1)),
+        "fields": ["txt"],
+    }
     assert base64.b64decode(metadata[b"shardkit.blocks"]) == read(data).blocks.to_bytes()
 
 

@@ -26,7 +26,7 @@ SUFFIXES = {"none": ".tar", "zst": ".tar.zst", "gz": ".tar.gz"}
 SIZES = st.integers(0, 1 << 58)  # whose sum is a size, too
 CRCS = st.integers(0, 2**32 - 1)
 FILES = st.builds(FileFacts, SIZES, st.integers(0, 2**256 - 1).map(lambda n: f"{n:064x}"), SIZES, CRCS, CRCS)
-GOLDEN = '''{
+GOLDEN = """{
  "crc32": "6dfcf7d4",
  "block_file": {
   "size": 200,
@@ -52,7 +52,7 @@ GOLDEN = '''{
  "shardlist": [
  ]
 }
-'''
+"""
 
 
 def shard(number=0, **changes):

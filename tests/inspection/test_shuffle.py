@@ -13,11 +13,13 @@ from shardkit.cli.app import app
 from shardkit.cli.output import format_shuffle_report
 from shardkit.errors import ArgumentError, DatasetError, MissingExtraError
 from shardkit.format.manifest import Manifest, Shard
+from shardkit.format.parquet import FileFacts
 from shardkit.inspection.shuffle import shuffle_report
 from shardkit.packing.job import pack
 from shardkit.reading.dataset import ShardDataset
 
 SAMPLE_BYTES = 60_000
+NO_FILE = FileFacts(0, "00" * 32)
 
 
 @pytest.fixture
@@ -26,10 +28,10 @@ def write(tmp_path):
 
     def write(counts, *, block_samples=16, compression="none", packed=None):
         shards = tuple(
-            Shard(f"a-{i:06d}.tar", n, n * SAMPLE_BYTES // 2, n * SAMPLE_BYTES, f"{i:064x}", compression, 1)
+            Shard(f"a-{i:06d}.tar", n, n * SAMPLE_BYTES // 2, n * SAMPLE_BYTES, f"{i:064x}", compression, 1, 0, NO_FILE)
             for i, n in enumerate(counts)
         )
-        manifest = Manifest(shards, block_samples, ("jpg",), packed=packed or {})
+        manifest = Manifest(shards, block_samples, ("jpg",), packed=packed or {}, block_file=NO_FILE)
         (tmp_path / "manifest.json").write_text(manifest.to_json())
         return tmp_path
 

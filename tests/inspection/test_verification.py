@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 import tarfile
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,17 +12,21 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isal.isal_zlib import crc32
 
 import shardkit
 from shardkit.codecs.compress import open_decompressed
 from shardkit.errors import DatasetError, ShardkitError
-from shardkit.format.index import BlockTable, read_index, write_index
+from shardkit.format.index import BlockTable, open_index
 from shardkit.format.manifest import UNFINISHED_NAME, Manifest
+from shardkit.format.side_files import BlockFile, ColumnFile, encode_blocks
 from shardkit.inspection.verification import verify
 from shardkit.packing.indexing import index_shards
 from shardkit.packing.writer import ShardWriter
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.storage.local import LocalStorage
+from tests.support.folders import files_of
+from tests.support.forge import edit_manifest, index_of, index_path, manifest_of, rewrite_index
 from tests.support.shared import COMPRESSIONS, every_compression, tar_of
 
 STORAGE = LocalStorage()
@@ -66,7 +70,7 @@ def messages_of(report):
 
 
 def what_a_reader_gets(folder):
-    """Return all that a reader can get from a dataset, but for texts for people; None if it gets an error."""
+    """Return all that a reader can get from a dataset; None if it gets an error."""
     try:
         manifest = Manifest.from_json((folder / "manifest.json").read_bytes(), url=str(folder))
         tars, indexes = [], []
@@ -74,12 +78,14 @@ def what_a_reader_gets(folder):
             stream = open_decompressed(STORAGE.open(f"{folder}/{shard.url}"))
             tars.append(b"".join(iter(lambda s=stream: s.read(1 << 20), b"")))
             stream.close()
-            index = read_index(STORAGE, f"{folder}/{shard.index_url}")
-            blocks = [getattr(index.blocks, name).tolist() for name in index.blocks.__slots__]
-            indexes.append((replace(index.facts, plan=""), index.rows().to_pydict(), blocks))
+            index = open_index(STORAGE, str(folder), shard)
+            indexes.append((index.facts, index.rows().to_pydict(), index.blocks.to_bytes()))
+        blocks = [BlockFile(manifest, STORAGE).table(i).to_bytes() for i in range(len(manifest.shards))]
+        columns = ColumnFile(manifest, STORAGE)
+        values = [columns.rows(columns.schema.names, i).to_pydict() for i in range(columns.num_groups)]
     except (ShardkitError, OSError):
         return None
-    return replace(manifest, classes=(), packed={}), tars, indexes
+    return manifest, tars, indexes, blocks, values
 
 
 @every_compression
@@ -92,22 +98,30 @@ def test_a_whole_dataset_has_no_problems(compression, originals):
     assert verify(f"{originals[compression]}/manifest.json").ok
 
 
+def is_read(path):
+    """Return whether readers who are given a folder look at a file of it."""
+    return not path.name.startswith((".", "manifest-"))
+
+
 @settings(max_examples=150)
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is_read(data, compression, originals):
-    """What may go unnoticed: the order of JSON's blanks, gzip's time, Parquet's own notes; readers get the same."""
+    """What may go unnoticed: gzip's time, and files that no reader asks for here: an earlier manifest, a card."""
     original = originals[compression]
-    path = data.draw(st.sampled_from(sorted(original.iterdir())), label="file")
+    path = data.draw(st.sampled_from(files_of(original)), label="file")
     at = data.draw(st.integers(0, path.stat().st_size - 1), label="byte")
     mask = 1 << data.draw(st.integers(0, 7), label="bit")
     folder = original.parent / "flipped" / "train"
     shutil.copytree(original, folder)
     try:
-        flip(folder / path.name, at, mask)
+        flip(folder / path.relative_to(original), at, mask)
 
         report = verify(str(folder))
 
-        assert not report.ok or what_a_reader_gets(folder) == what_a_reader_gets(original)
+        if ".tar" in path.name or not is_read(path):
+            assert not report.ok or what_a_reader_gets(folder) == what_a_reader_gets(original)
+        else:
+            assert not report.ok
     finally:
         shutil.rmtree(folder)
 
@@ -116,14 +130,12 @@ def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_file_that_is_cut_is_reported(data, compression, originals):
     original = originals[compression]
-    path = data.draw(st.sampled_from(sorted(original.iterdir())), label="file")
+    path = data.draw(st.sampled_from([path for path in files_of(original) if is_read(path)]), label="file")
     size = data.draw(st.integers(0, path.stat().st_size - 1), label="size")
-    if path.name == "manifest.json":
-        size = min(size, path.stat().st_size - 2)  # the last byte is the end of the line
     folder = original.parent / "cut" / "train"
     shutil.copytree(original, folder)
     try:
-        (folder / path.name).write_bytes(path.read_bytes()[:size])
+        (folder / path.relative_to(original)).write_bytes(path.read_bytes()[:size])
 
         assert not verify(str(folder)).ok
     finally:
@@ -135,7 +147,7 @@ def test_only_the_sample_that_is_hit_is_not_whole(at, originals):
     original = originals["none"]
     path = shard_of(original)
     at %= path.stat().st_size
-    rows = read_index(STORAGE, f"{original}/train-000000.parquet").rows().to_pylist()
+    rows = index_of(original).rows().to_pylist()
     hit = [
         row["__key__"]
         for row in rows
@@ -158,7 +170,7 @@ def test_only_the_sample_that_is_hit_is_not_whole(at, originals):
 
 def test_after_damage_in_a_zst_shard_the_other_blocks_are_whole(dataset):
     folder = dataset("zst")
-    index = read_index(STORAGE, f"{folder}/train-000000.parquet")
+    index = index_of(folder)
     block = 1
     flip(shard_of(folder), int(index.blocks.stored_offset[block]) + 20)
 
@@ -177,7 +189,7 @@ def test_after_damage_in_a_gz_shard_the_samples_before_it_are_whole(dataset):
 
     [damaged] = verify(str(folder)).damaged
 
-    keys = read_index(STORAGE, f"{folder}/train-000000.parquet").sample_keys()
+    keys = index_of(folder).sample_keys()
     assert 0 < damaged.whole < 8
     assert list(damaged.damaged) == keys[damaged.whole :]
 
@@ -195,15 +207,22 @@ def test_damage_is_said_with_its_place_and_the_rest_goes_on(compression, dataset
     assert all(shard.problems[0].url == shard.url and "ends" in shard.problems[0].message for shard in report.damaged)
 
 
-@pytest.mark.parametrize("name", ["train-000001.tar", "train-000001.parquet"])
-def test_a_missing_file_is_reported(name, dataset):
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        *[("train-000001.tar", [0]), ("__index__/train-000001.*.parquet", [6])],
+        *[("__index__/blocks.*.npy", []), ("__index__/columns.*.parquet", [])],
+    ],
+)
+def test_a_missing_file_is_reported(name, whole, dataset):
     folder = dataset()
-    (folder / name).unlink()
+    [path] = folder.glob(name)
+    path.unlink()
 
     report = verify(str(folder))
 
-    assert [p.url for p in problems_of(report) if "is missing" in p.message] == [f"{folder}/{name}"]
-    assert [shard.whole for shard in report.damaged] == [6 if name.endswith("parquet") else 0]
+    assert [p.url for p in problems_of(report) if "is missing" in p.message] == [str(path)]
+    assert [shard.whole for shard in report.damaged] == whole
 
 
 @pytest.mark.parametrize("name", ["train-000002.tar", "more.tar.gz", "train-000002.parquet"])
@@ -243,12 +262,26 @@ def test_a_manifest_that_cannot_be_read_does_not_end_it(dataset):
 def test_a_shard_with_its_index_from_elsewhere_is_reported(dataset, tmp_path):
     folder = dataset()
     write_dataset(tmp_path / "other/train", "none")
-    for suffix in ("tar", "parquet"):
-        shutil.copy(tmp_path / f"other/train/train-000001.{suffix}", folder / f"train-000000.{suffix}")
+    shutil.copy(tmp_path / "other/train/train-000001.tar", folder / "train-000000.tar")
+    shutil.copy(index_path(tmp_path / "other/train", 1), index_path(folder, 0))
 
-    report = verify(str(folder))
+    messages = messages_of(verify(str(folder)))
 
-    assert any("sha256" in message and "the manifest says" in message for message in messages_of(report))
+    assert any("sha256" in message and "the manifest says" in message for message in messages)
+    assert any("is not an index of shardkit" in message for message in messages)
+
+
+def test_a_shard_with_an_index_that_fits_it_and_not_the_manifest_is_reported(dataset, tmp_path):
+    folder = dataset()
+    write_dataset(tmp_path / "other/train", "none")
+    other = index_of(tmp_path / "other/train", 1)
+    shutil.copy(tmp_path / "other/train/train-000001.tar", folder / "train-000000.tar")
+    rewrite_index(folder, rows=lambda _: other.rows(), facts=asdict(other.facts), blocks=other.blocks)
+
+    messages = messages_of(verify(str(folder)))
+
+    assert any("sha256" in message and "the manifest says" in message for message in messages)
+    assert any("is the index of another shard" in message for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -256,14 +289,13 @@ def test_a_shard_with_its_index_from_elsewhere_is_reported(dataset, tmp_path):
     [
         ({"fields": ("cls", "jpg")}, "has the fields"),
         ({"columns": {"label": "string"}}, "has the columns"),
-        ({"columns": {}}, "has the columns"),
+        ({"columns": {}, "column_file": None}, "has the columns"),
         ({"block_samples": 3}, "block_samples"),
     ],
 )
 def test_what_the_manifest_says_wrongly_is_reported(change, message, dataset):
     folder = dataset()
-    manifest = Manifest.from_json((folder / "manifest.json").read_bytes())
-    (folder / "manifest.json").write_text(replace(manifest, **change).to_json())
+    (folder / "manifest.json").write_text(replace(manifest_of(folder), **change).to_json())
 
     assert any(message in found for found in messages_of(verify(str(folder))))
 
@@ -271,22 +303,13 @@ def test_what_the_manifest_says_wrongly_is_reported(change, message, dataset):
 @pytest.mark.parametrize("attribute", ["file_size", "tar_size", "compression", "blocks"])
 def test_what_the_manifest_says_wrongly_of_a_shard_is_reported(attribute, dataset):
     folder = dataset()
-    manifest = Manifest.from_json((folder / "manifest.json").read_bytes())
+    manifest = manifest_of(folder)
     wrong = replace(manifest.shards[0], **{attribute: "gz" if attribute == "compression" else 7})
     (folder / "manifest.json").write_text(replace(manifest, shards=(wrong, *manifest.shards[1:])).to_json())
 
     [message] = messages_of(verify(str(folder)))
 
     assert f"has {attribute} " in message
-
-
-def rewrite_index(folder, *, rows=None, facts=None, blocks=None):
-    """Replace the first shard's index by one that says something else, and is whole as a file."""
-    path = folder / "train-000000.parquet"
-    index = read_index(STORAGE, str(path))
-    table, old_facts, old_blocks = index.rows(), index.facts, index.blocks
-    with path.open("wb") as file:
-        write_index(file, rows(table) if rows else table, replace(old_facts, **facts or {}), blocks or old_blocks)
 
 
 def with_value(name, value, row=3):
@@ -329,7 +352,7 @@ def test_rows_of_an_index_that_are_not_what_the_shard_is_are_reported(change, me
 @pytest.mark.parametrize("name", ["offset", "size", "crc32", "stored_offset", "stored_size"])
 def test_a_block_table_that_is_not_what_the_shard_is_is_reported(name, dataset):
     folder = dataset("zst")
-    blocks = read_index(STORAGE, f"{folder}/train-000000.parquet").blocks
+    blocks = index_of(folder).blocks
     values = getattr(blocks, name).copy()
     values[1] += 1
     rewrite_index(folder, blocks=replace(blocks, **{name: values}))
@@ -339,10 +362,10 @@ def test_a_block_table_that_is_not_what_the_shard_is_is_reported(name, dataset):
     assert [m for m in messages_of(verify(str(folder))) if f"{name} for another number of blocks" in m]
 
 
-def test_a_value_that_was_promoted_is_protected_by_its_page(dataset):
+@pytest.mark.parametrize("name", ["__index__/train-000000.*.parquet", "__index__/columns.*.parquet"])
+def test_a_value_that_was_promoted_is_protected(name, dataset):
     folder = dataset()
-    expected = what_a_reader_gets(folder)
-    path = folder / "train-000000.parquet"
+    [path] = folder.glob(name)
     group = pq.ParquetFile(path).metadata.row_group(0)
     [label] = [c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "label"]
     whole = path.read_bytes()
@@ -350,7 +373,37 @@ def test_a_value_that_was_promoted_is_protected_by_its_page(dataset):
         path.write_bytes(whole)
         flip(path, at)
 
-        assert not verify(str(folder)).ok or what_a_reader_gets(folder) == expected
+        [message] = messages_of(verify(str(folder)))
+        assert "SHA-256" in message or "CRC-32" in message
+        assert what_a_reader_gets(folder) is None
+
+
+def test_columns_of_all_samples_that_are_not_what_the_indexes_have_are_reported(dataset):
+    folder = dataset()
+    manifest = manifest_of(folder)
+    rewrite_index(folder, rows=with_value("label", 7))
+    lie = manifest_of(folder)
+    truth = replace(lie, shards=manifest.shards)
+    (folder / "manifest.json").write_text(truth.to_json())
+
+    [message] = messages_of(verify(str(folder)))
+
+    assert "has other values in its group 0 than the indexes" in message
+
+
+def test_a_block_table_of_all_shards_that_is_not_what_the_indexes_have_is_reported(dataset):
+    folder = dataset()
+    blocks = index_of(folder).blocks
+    wrong = replace(blocks, crc32=blocks.crc32 ^ 1)
+    data, block_file = encode_blocks([wrong, index_of(folder, 1).blocks])
+    manifest = replace(manifest_of(folder), block_file=block_file)
+    (folder / manifest.block_file_url).write_bytes(data)
+    (folder / "manifest.json").write_text(manifest.to_json())
+
+    assert not verify(str(folder)).ok  # the checksum of the shard's part is still that of the truth
+    shards = (replace(manifest.shards[0], blocks_crc32=crc32(wrong.to_bytes())), manifest.shards[1])
+    (folder / "manifest.json").write_text(replace(manifest, shards=shards).to_json())
+    assert not verify(str(folder)).ok
 
 
 def test_a_seek_table_that_says_more_than_there_is_is_reported(dataset):
@@ -365,7 +418,7 @@ def test_a_seek_table_that_says_more_than_there_is_is_reported(dataset):
 
 def test_without_an_index_nothing_is_known_of_a_shard_that_was_changed(dataset):
     folder = dataset()
-    (folder / "train-000000.parquet").unlink()
+    index_path(folder).unlink()
     flip(shard_of(folder), 512)
 
     [damaged] = verify(str(folder)).damaged
@@ -389,11 +442,13 @@ def test_what_a_damaged_index_claims_of_a_damaged_shard_is_not_believed(name, va
 )
 def test_a_manifest_that_was_edited_is_reported(name, value, dataset):
     folder = dataset()
-    described = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(described | {name: value}))
+    text = (folder / "manifest.json").read_bytes()
+    edit_manifest(folder, lambda described: described.update({name: value}))
 
     assert not verify(str(folder)).ok
-    (folder / "manifest.json").write_text(json.dumps({n: v for n, v in described.items() if n != name}))
+    (folder / "manifest.json").write_bytes(text)
+    assert verify(str(folder)).ok
+    edit_manifest(folder, lambda described: described.pop(name))
     assert not verify(str(folder)).ok
 
 

@@ -1,5 +1,7 @@
 """Whole blocks at a time: the same batches and the same errors as row by row, whatever the blocks are like."""
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -161,9 +163,7 @@ def test_what_wants_samples_gets_them(folder, tmp_path, option):
 
 def test_damage_comes_at_the_same_batch_as_row_by_row(folder, tmp_path):
     damaged = tmp_path / "train"
-    damaged.mkdir()
-    for path in folder.iterdir():
-        damaged.joinpath(path.name).write_bytes(path.read_bytes())
+    shutil.copytree(folder, damaged)
     shard = sorted(damaged.glob("*.tar"))[1]
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1

@@ -6,6 +6,7 @@ import re
 import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -25,15 +26,14 @@ from shardkit.errors import (
     TruncatedShardError,
     UnfinishedDatasetError,
 )
-from shardkit.format import index
-from shardkit.format.index import read_index
-from shardkit.format.manifest import Manifest
+from shardkit.loading.loader import ShardLoader
 from shardkit.packing.indexing import index_shards
 from shardkit.packing.job import pack
 from shardkit.reading import access
 from shardkit.reading import index_cache as indexes
 from shardkit.reading.dataset import ShardDataset
 from shardkit.storage.local import LocalStorage
+from tests.support.forge import index_of, index_path, rewrite_index
 
 COUNT = 203
 
@@ -100,7 +100,7 @@ def ranges(monkeypatch):
         honest = getattr(LocalStorage, name)
 
         def read(self, url, start, what, *, fresh=False):
-            if not url.endswith((".json", ".parquet")):
+            if not url.endswith((".json", ".parquet", ".npy")):
                 seen.append((url.rpartition("/")[2], start, size_of(what)))
             return honest(self, url, start, what, fresh=fresh)
 
@@ -292,9 +292,9 @@ def test_a_condition_on_columns_made_of_others_is_decided(tmp_path):
 
 def test_a_dataset_of_no_samples_is_one(folder, tmp_path):
     nothing = ShardDataset(folder, where=[("label", ">", 99)])
-    (tmp_path / "manifest.json").write_text(Manifest((), block_samples=1, fields=()).to_json())
+    pack_samples(tmp_path / "empty", samples=[], columns={})
 
-    for dataset in (nothing, ShardDataset(tmp_path), ShardDataset(folder).subset([])):
+    for dataset in (nothing, ShardDataset(tmp_path / "empty"), ShardDataset(folder).subset([])):
         assert (len(dataset), list(dataset), dataset[:], dataset.keys(), dataset.num_blocks) == (0, [], [], [], 0)
         assert dataset.order(seed=0, epoch=0).num_samples == 0
         assert len(dataset.places(np.zeros(0, dtype=np.int64)).shard) == 0
@@ -488,7 +488,7 @@ def test_any_flipped_byte_of_a_field_is_an_error_that_names_it(copied):
     shard = next(copied.glob("*-000000.tar"), None)
     if shard is None:
         return
-    rows = read_index(LocalStorage(), str(copied / "copied-000000.parquet").replace("copied-", "none-")).rows()
+    rows = index_of(copied).rows()
     offset, size = rows.column("txt:offset")[7].as_py(), rows.column("txt:size")[7].as_py()
     whole = shard.read_bytes()
     for at in range(offset, offset + size):
@@ -515,18 +515,28 @@ def test_a_shard_that_was_cut_or_replaced_is_an_error(copied):
 
 
 def test_the_index_of_another_shard_is_an_error(copied):
-    stem = copied.glob("*-000000.parquet").__next__().name.removesuffix("000000.parquet")
-    shutil.copy(copied / f"{stem}000001.parquet", copied / f"{stem}000002.parquet")
+    other = index_of(copied, 1)
+    rewrite_index(copied, 2, rows=lambda _: other.rows(), facts=asdict(other.facts))
 
-    for ask in (lambda d: d[100], lambda d: d.read_block(2, 0), lambda d: d.keys()):
+    for ask in (lambda d: d[100], lambda d: d.keys()):
         with pytest.raises(DatasetError, match="is the index of another shard than the manifest lists"):
             ask(ShardDataset(copied))
     with pytest.raises(DatasetError, match="is the index of another shard than the manifest lists"):
-        ShardDataset(copied, where=[("label", "==", 1)])
+        ShardDataset(copied, where=[("__key__", "==", "1")])
+
+
+def test_an_index_in_the_place_of_another_is_an_error(copied):
+    shutil.copy(index_path(copied, 1), index_path(copied, 2))
+
+    for ask in (lambda d: d[100], lambda d: d.keys()):
+        with pytest.raises(DatasetError, match=rf"{index_path(copied, 2).name}: is not an index .*, expected"):
+            ask(ShardDataset(copied))
+    with pytest.raises(DatasetError, match=rf"{index_path(copied, 2).name}: is not an index .*, expected"):
+        ShardDataset(copied, where=[("__key__", "==", "1")])
 
 
 def test_a_missing_index_is_an_error_that_says_what_to_do(copied):
-    index = next(copied.glob("*-000002.parquet"))
+    index = index_path(copied, 2)
     index.unlink()
 
     with pytest.raises(FileNotFoundError, match=index.name) as error:
@@ -536,17 +546,30 @@ def test_a_missing_index_is_an_error_that_says_what_to_do(copied):
 
 
 def test_a_damaged_index_is_an_error(copied):
-    index = next(copied.glob("*-000002.parquet"))
+    index = index_path(copied, 2)
     whole = index.read_bytes()
 
-    for at in range(4, len(whole) - 8, 97):
+    for at in range(0, len(whole), 97):
         index.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
         dataset = ShardDataset(copied)
         for i in (100, 149):
             try:
-                assert without_url(dataset[i]) == SAMPLES[i]
-            except (DatasetError, ShardError) as error:
-                assert "-000002" in error.url  # noqa: PT017 - either this or the sample
+                assert without_url(dataset[i]) == SAMPLES[i]  # the damage is where nobody has read
+            except DatasetError as error:
+                assert error.url == str(index)  # noqa: PT017 - either this or the sample
+
+
+def test_blocks_are_read_and_columns_are_compared_without_any_index(copied):
+    where = [("label", "==", 3), ("width", ">", 0)]
+    expected = {s["__key__"]: s for s in ShardDataset(copied)}
+    selected = [s["__key__"] for s in ShardDataset(copied, where=where)]
+    for number in range(4):
+        index_path(copied, number).unlink()
+    dataset = ShardDataset(copied, where=where)
+    found = [s for batch in ShardLoader(dataset, 4, shuffle=False, collate_fn=list) for s in batch]
+
+    assert len(selected) > 3
+    assert found == [expected[key] for key in selected]
 
 
 @pytest.mark.parametrize("compression", ["gz", "zst", "xz"])
@@ -630,16 +653,18 @@ def test_strangers_tars_with_folders_links_and_long_names_are_read_sample_by_sam
 
 
 def test_an_index_of_several_row_groups_is_read_as_one(tmp_path):
-    count = index.ROW_GROUP_ROWS + 1000
+    rows = 4096
+    count = rows + 1000
     samples = ({"__key__": f"{i:06d}", "cls": i} for i in range(count))
     pack_samples(tmp_path / "d", samples=samples, shard_samples=None, block_bytes="100kB", columns={"label": "cls"})
     dataset = ShardDataset(tmp_path / "d", fields={"number": "cls"}, columns=("label",))
-    numbers = [0, index.ROW_GROUP_ROWS - 1, index.ROW_GROUP_ROWS, count - 1]
+    numbers = [0, rows - 1, rows, count - 1]
     _, block, _ = dataset.places(np.array(numbers))
     across = dataset.read_block(0, int(block[1]))
     loaded = [dataset.load(across.sample(row)) for row in range(len(across))]
 
-    assert len(dataset.manifest.shards) == 1
+    assert [shard.index.group_rows for shard in dataset.manifest.shards] == [rows]
+    assert index_of(tmp_path / "d").num_groups == 2
     assert [(dataset[i]["number"], dataset[i]["label"]) for i in numbers] == [(i, i) for i in numbers]
     assert block[1] == block[2]
     assert all(sample["number"] == sample["label"] for sample in loaded)
@@ -712,7 +737,9 @@ def test_a_field_that_cannot_be_where_its_index_says_is_not_read(part, value, co
     writable[part][7] = value
     rows.members["txt"] = writable
 
-    with pytest.raises(DatasetError, match=r"-000001\.parquet: is damaged \(sample 'k/0047' is not in its block\)"):
+    with pytest.raises(
+        DatasetError, match=r"-000001\.[0-9a-f]{16}\.parquet: is damaged \(sample 'k/0047' is not in its block\)"
+    ):
         dataset[int(dataset._first[1]) + 7]
 
 

@@ -3,21 +3,25 @@
 import random
 import re
 import sys
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit.codecs.compress import compress_frame, gzip_writer
 from shardkit.errors import ArgumentError, DatasetError, ShardError, TruncatedShardError, UnfinishedDatasetError
-from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, write_index
-from shardkit.format.manifest import Manifest, Shard, strip_suffix
+from shardkit.format.index import BlockTable, IndexBuilder, ShardFacts, publish_index
+from shardkit.format.manifest import Manifest
+from shardkit.format.side_files import publish_manifest
 from shardkit.format.tar import END_OF_ARCHIVE, Member, padding
 from shardkit.reading.forward import ShardLocation, _group, find_shards, read_shard
 from shardkit.sample import KEY, URL, FieldSelection, split_name
 from shardkit.storage.local import LocalStorage, LocalStream
+from tests.support.forge import manifest_of
 from tests.support.shared import MIB, peak_memory
 from tests.support.shared import tar_of as tar
 
@@ -28,6 +32,9 @@ def samples_of(numbers):
 
 def tar_of(samples):
     return tar([(f"{s[KEY]}.{field}", s[field]) for s in samples for field in s if field != KEY])
+
+
+NO_BLOCKS = BlockTable(*([np.zeros(0, dtype=np.int64)] * 5))
 
 
 def write_dataset(folder, shards, compress=lambda data: data, suffix=".tar"):
@@ -47,11 +54,9 @@ def write_dataset(folder, shards, compress=lambda data: data, suffix=".tar"):
         (folder / name).write_bytes(stored)
         fields, sha = tuple(sorted(builder.fields)), f"{number:064x}"
         facts = ShardFacts(name, len(samples), len(stored), len(data), sha, "none", 16, fields)
-        with (folder / f"{strip_suffix(name)}.parquet").open("wb") as file:
-            write_index(file, builder.table(), facts, BlockTable(*([np.zeros(0, dtype=np.int64)] * 5)))
-        entries.append(Shard(name, len(samples), len(stored), len(data), sha, "none", 1))
-    manifest = Manifest(tuple(entries), block_samples=16, fields=("cls", "txt"))
-    (folder / "manifest.json").write_text(manifest.to_json())
+        entries.append(publish_index(LocalStorage(), str(folder), name, builder.table(), facts, NO_BLOCKS))
+    manifest = Manifest(tuple(entries), block_samples=16, fields=("cls", "txt"), url=str(folder))
+    publish_manifest(LocalStorage(), manifest, [NO_BLOCKS] * len(entries), pa.schema([]))
     return find_shards(str(folder))
 
 
@@ -236,15 +241,18 @@ def test_samples_may_have_different_fields(tmp_path):
 
 def test_the_index_of_another_shard_is_refused(tmp_path):
     first, second = write_dataset(tmp_path, [samples_of(range(4)), samples_of(range(4))])
-    swapped = ShardLocation(first.url, first.shard, second.index_url)
+    lie = replace(first.shard, index=second.shard.index, url=second.shard.url)
 
     with pytest.raises(DatasetError, match="is the index of another shard"):
-        list(read_shard(swapped))
+        list(read_shard(ShardLocation(first.url, lie, first.folder)))
+    (tmp_path / first.shard.index_url).write_bytes((tmp_path / second.shard.index_url).read_bytes())
+    with pytest.raises(DatasetError, match="it has the SHA-256|it has .* bytes, expected|its footer has the CRC-32"):
+        list(read_shard(first))
 
 
 def test_a_missing_shard_and_a_missing_index_are_missing_files(tmp_path):
     (location,) = write_dataset(tmp_path, [samples_of(range(4))])
-    (tmp_path / "train-000000.parquet").unlink()
+    (tmp_path / location.shard.index_url).unlink()
 
     with pytest.raises(FileNotFoundError):
         list(read_shard(location))
@@ -288,10 +296,10 @@ def test_a_folder_with_a_manifest_is_its_shards_with_their_indexes(tmp_path):
     folder = tmp_path / "train"
     write_dataset(folder, [samples_of(range(3)), samples_of(range(3, 5))])
     (folder / "other.tar").write_bytes(END_OF_ARCHIVE)
-    expected = [(f"{folder}/train-00000{i}.tar", f"{folder}/train-00000{i}.parquet") for i in range(2)]
+    expected = [(f"{folder}/train-00000{i}.tar", str(folder), manifest_of(folder).shards[i]) for i in range(2)]
 
     for urls in (str(folder), folder, f"{folder}/", f"{folder}/manifest.json", [folder], f"file://{folder}"):
-        assert [(found.url, found.index_url) for found in find_shards(urls)] == expected
+        assert [(found.url, found.folder, found.shard) for found in find_shards(urls)] == expected
     assert [found.shard.samples for found in find_shards(folder)] == [3, 2]
 
 

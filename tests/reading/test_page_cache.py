@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -169,8 +170,7 @@ def damage(shard, at):
 @pytest.fixture
 def copied(folder, tmp_path):
     """Return a copy of the dataset that may be damaged."""
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -271,6 +271,8 @@ def test_a_field_that_cannot_be_where_its_index_says_is_an_error(folder, opened,
     dataset = ShardDataset(folder, fields=("bin",))
     misplace(dataset, "bin", part, value)
 
-    with pytest.raises(DatasetError, match=r"large-000001\.parquet: is damaged \(sample 'k/027' is not in its block\)"):
+    with pytest.raises(
+        DatasetError, match=r"large-000001\.[0-9a-f]{16}\.parquet: is damaged \(sample 'k/027' is not in its block\)"
+    ):
         list(ShardLoader(dataset, 7))
     assert any(opened)
