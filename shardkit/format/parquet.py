@@ -470,11 +470,11 @@ def _read_value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return _read_zigzag(data, at)
     if kind in (1, 2, 3):
         return data[at], at + 1
-    if kind == 7:
-        return None, at + 8
-    if kind == 8:
-        length, at = _read_varint(data, at)
-        return None, at + length  # no text is needed
+    if kind in (7, 8):  # no text and no fraction is needed
+        length, at = (8, at) if kind == 7 else _read_varint(data, at)
+        if at + length > len(data):
+            raise IndexError("it ends within a value")
+        return None, at + length
     if kind == 12:
         return _read_struct(data, at, depth + 1)
     if kind not in (9, 10):

@@ -289,7 +289,7 @@ class ShardFile:
 
 
 class OpenShard:
-    """A shard on its way into a folder: it gets its name and its index when it is finished, or leaves nothing.
+    """A shard on its way into a folder: it gets its name when it is finished and has an index, or leaves nothing.
 
     Args:
         storage: Serves the folder.
@@ -321,10 +321,10 @@ class OpenShard:
         self._stack.callback(self.file.close)
 
     def publish(self) -> WrittenShard:
-        """Finish the shard, give it its name, then publish its index."""
+        """Finish the shard, publish its index, then give it its name: so no shard is without an index."""
         with self._stack:
             facts, blocks, table = self.file.finish()
-        shard = publish_index(self._storage, self._folder, facts.shard, table, facts, blocks)
+            shard = publish_index(self._storage, self._folder, facts.shard, table, facts, blocks)
         return WrittenShard(shard, facts.fields, promoted_columns(table.schema), blocks)
 
     def __enter__(self) -> Self:

@@ -177,6 +177,9 @@ class ShardWriter:
         self._over = ""  # why nothing more can be written
         self._hashes = array("Q")  # of all keys
         self._storage = storage_for(self._folder, storage_options)
+        if resume and not is_remote(self._folder):
+            remove_temporary_files(self._folder)
+            remove_temporary_files(join(self._folder, INDEX_FOLDER))
         if resume and not overwrite and read_writer_marker(self._storage, self._folder) is not None:
             self._take_written()
         else:
@@ -185,9 +188,6 @@ class ShardWriter:
 
     def _take_written(self) -> None:
         """Take the complete shards that an earlier writer left, and delete what else it left."""
-        if not is_remote(self._folder):
-            remove_temporary_files(self._folder)
-            remove_temporary_files(join(self._folder, INDEX_FOLDER))
         names, indexes = set(self._storage.list(self._folder)), list_indexes(self._storage, self._folder)
         keep: set[str] = set()
         while True:
@@ -207,7 +207,7 @@ class ShardWriter:
         delete_others(self._storage, self._folder, keep=keep)
 
     def _find_index(self, name: str, candidates: Iterable[str]) -> tuple[ShardIndex, FileFacts]:
-        """Return the index of a shard; one that lost it, because the writer was killed in between, is indexed."""
+        """Return the index of a shard; one that has none, because an earlier version wrote it, is indexed."""
         url = join(self._folder, name)
         for candidate in candidates:
             with contextlib.suppress(DatasetError, FileNotFoundError):

@@ -1,0 +1,184 @@
+"""What was written stays: a writer that is killed goes on or is finished, and nothing advised to a user costs data."""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardkit
+from shardkit.errors import ArgumentError, DatasetExistsError, UnfinishedDatasetError
+from tests.support.forge import manifest_of
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
+GOLDEN = ROOT / "tests" / "data" / "format-1"
+COUNT = 60
+OPTIONS = {"shard_samples": 9, "block_bytes": 6000, "columns": {"label": "cls"}, "classes": ("a", "b", "c")}
+
+WRITE = """
+import itertools, os, signal, sys
+from tests.promises.test_going_on import COUNT, OPTIONS, sample
+import shardkit
+
+folder, compression, steps, resume = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "resume"
+calls = itertools.count(1)
+
+
+def count_down(name):
+    function = getattr(os, name)
+
+    def call(*arguments, **options):
+        if next(calls) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+
+    setattr(os, name, call)
+
+
+for name in ("fsync", "link", "replace", "rename", "unlink", "open"):
+    count_down(name)
+with shardkit.ShardWriter(folder, compression=compression, resume=resume, **OPTIONS) as writer:
+    for i in range(writer.samples, COUNT):
+        writer.write(sample(i))
+"""
+
+
+def sample(i):
+    return {"__key__": f"{i:03d}", "cls": i % 3, "txt": f"{i} " * i}
+
+
+def write(folder, compression, steps=10**9, how="begin"):
+    command = [sys.executable, "-c", WRITE, str(folder), compression, str(steps), how]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def content_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folders = {}
+    for compression in ("none", "zst", "gz"):
+        folders[compression] = tmp_path_factory.mktemp(compression) / "out"
+        done = write(folders[compression], compression)
+        assert done.returncode == 0, done.stderr
+    return folders
+
+
+@settings(max_examples=12)
+@given(compression=st.sampled_from(["none", "zst", "gz"]), kills=st.lists(st.integers(1, 90), min_size=1, max_size=2))
+def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression, kills, undisturbed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed") / "out"
+    for number, steps in enumerate(kills):
+        done = write(folder, compression, steps, "resume" if number else "begin")
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        if done.returncode == 0:
+            break
+    if done.returncode != 0:
+        finished = write(folder, compression, how="resume")
+        if (folder / "unfinished.json").exists() or not (folder / "manifest.json").exists():
+            assert finished.returncode == 0, finished.stderr
+
+    assert content_of(folder) == content_of(undisturbed[compression])
+    shutil.rmtree(folder.parent)
+
+
+@settings(max_examples=8)
+@given(compression=st.sampled_from(["none", "zst", "gz"]), steps=st.integers(8, 80))
+def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, steps, undisturbed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed") / "out"
+    done = write(folder, compression, steps)
+    shards = sorted(path.name for path in folder.glob("out-*.tar*"))
+    if done.returncode == 0 or not shards or not (folder / "unfinished.json").exists():
+        return
+    manifest = shardkit.index_shards(folder)
+    expected = manifest_of(undisturbed[compression])
+
+    assert [shard.url for shard in manifest.shards] == shards
+    assert [shard.sha256 for shard in manifest.shards] == [shard.sha256 for shard in expected.shards[: len(shards)]]
+    assert (manifest.classes, manifest.columns) == (expected.classes, expected.columns)
+    assert manifest.block_samples == expected.block_samples
+    assert shardkit.verify(folder).ok
+    shutil.rmtree(folder.parent)
+
+
+def begun(folder):
+    """Return a folder in which a ShardWriter was stopped behind three shards."""
+    with contextlib.suppress(ZeroDivisionError), shardkit.ShardWriter(folder, compression="none", **OPTIONS) as writer:
+        for i in range(30):
+            writer.write(sample(i))
+        raise ZeroDivisionError
+    return folder
+
+
+def test_advice_about_an_unfinished_folder_keeps_what_is_there(tmp_path):
+    folder = begun(tmp_path / "out")
+    with pytest.raises(
+        UnfinishedDatasetError, match=r"go on with ShardWriter\(..., resume=True\), or run 'shardkit ind"
+    ):
+        shardkit.ShardDataset(folder)
+    with pytest.raises(
+        DatasetExistsError, match=r"holds an unfinished dataset already .* go on with it by resume=True"
+    ):
+        shardkit.ShardWriter(folder)
+
+    assert len(list(folder.glob("*.tar"))) == 3
+    with shardkit.ShardWriter(folder, compression="none", resume=True, **OPTIONS) as writer:
+        assert writer.samples == 27
+        writer.write(sample(27))
+    assert writer.manifest.num_samples == 28
+
+
+def test_a_writer_goes_on_only_as_it_began(tmp_path):
+    folder = begun(tmp_path / "out")
+    before = content_of(folder)
+    with pytest.raises(
+        ArgumentError, match=r"its shards have compression 'none', the writer .* has 'zst'; pass the sa"
+    ):
+        shardkit.ShardWriter(folder, compression="zst", resume=True, **OPTIONS)
+    with pytest.raises(ArgumentError, match=r"its shards have columns \['label'\], the writer .* has \[\]"):
+        shardkit.ShardWriter(folder, resume=True)
+
+    assert content_of(folder) == before
+
+
+def test_a_finished_dataset_is_not_gone_on_with(tmp_path):
+    with shardkit.ShardWriter(tmp_path / "out", **OPTIONS) as writer:
+        writer.write(sample(0))
+    with pytest.raises(DatasetExistsError, match="holds a dataset already"):
+        shardkit.ShardWriter(tmp_path / "out", resume=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["photos/train", "numbers", "scenes", "strangers", "words", "written", "again"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_indexing_a_dataset_of_format_1_again_keeps_all_that_it_says(name, overwrite, tmp_path):
+    original = GOLDEN / name
+    folder = Path(shutil.copytree(original, tmp_path / original.name))
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    tars = {path.name: path.read_bytes() for path in folder.glob("*.tar*")}
+    before = manifest_of(folder)
+    after = shardkit.index_shards(folder, overwrite=overwrite)
+
+    for part in ("classes", "columns", "packed", "fields", "block_samples", "unique_keys", "digest", "num_samples"):
+        assert getattr(after, part) == getattr(before, part), part
+    assert (before.version, after.version) == (1, 2)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.tar*")} == tars
+    assert not list(folder.glob("*.parquet"))
+    assert shardkit.verify(folder).ok
+    assert shardkit.index_shards(folder, overwrite=True) == after
+
+
+def test_an_unfinished_pack_is_not_finished_by_indexing(tmp_path):
+    (tmp_path / "unfinished.json").write_text('{"request": {}}')
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    with pytest.raises(UnfinishedDatasetError, match="run the same pack again to go on"):
+        shardkit.index_shards(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "unfinished.json"]
