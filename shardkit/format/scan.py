@@ -58,7 +58,11 @@ class ShardScan:
         self.file_size = storage.info(url).size
 
     def run(self) -> None:
-        """Read the shard.
+        """Read the shard. Raises what ``samples`` raises."""
+        deque(self.samples(), maxlen=0)
+
+    def samples(self) -> Iterator[tuple[str, dict[str, Member]]]:
+        """Read the shard, and yield key and members by field of every sample on the way.
 
         Raises:
             ShardError: It is damaged, a sample has a field twice, or a name is not UTF-8.
@@ -72,6 +76,7 @@ class ShardScan:
             members = read_members(tape, wanted=lambda name: split_name(name) is not None)
             for key, sample in group_members(members, self._url):
                 self._add(key, sample, tape)
+                yield key, sample
         finally:
             stream.close()
         self._tar_size = tape.end
