@@ -65,7 +65,8 @@ class ShardStream(IterableDataset[Any]):
         shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
             other.
         seed: The orders' key.
-        buffer_size: How many undecoded samples are mixed. The first sample comes when so many have been read.
+        buffer_size: How many undecoded samples are mixed; 0 mixes none, so that only the order of shards changes. The
+            first sample comes when so many have been read.
         open_shards: How many shards at a time are read in turns into the buffer, so that it does not hold one part of
             one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
             spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
@@ -137,7 +138,7 @@ class ShardStream(IterableDataset[Any]):
         self._decoder = parse_decode(decode)
         self._shuffle = shuffle
         self._seed = check_whole("seed", seed)
-        self._buffer_size = check_whole("buffer_size", buffer_size, least=1)
+        self._buffer_size = check_whole("buffer_size", buffer_size, least=0)
         self._open_shards = check_whole("open_shards", open_shards, least=1)
         self._transform = Transform.parse(transform)
         self._undecoded = undecoded_fields([self._transform], self._decoder)
@@ -206,7 +207,7 @@ class ShardStream(IterableDataset[Any]):
         samples = _interleave(
             (self._read(shard, skipper) for shard in shards), self._open_shards if self._shuffle else 1
         )
-        if self._shuffle:
+        if self._shuffle and self._buffer_size:
             samples = _mix(samples, self._buffer_size, key)
         if self._selection.wanted or self._decoder or self._transform:
             samples = self._made(samples, derive(self._seed, current.epoch, _TRANSFORM), skipper)

@@ -23,7 +23,14 @@ from shardkit.errors import (
 )
 from shardkit.format.columns import Column, ColumnMaker
 from shardkit.format.index import MAX_BLOCK_SAMPLES, ShardIndex, choose_block_samples, read_index
-from shardkit.format.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, write_whole
+from shardkit.format.manifest import (
+    MANIFEST_NAME,
+    SHARD_SUFFIXES,
+    UNFINISHED_NAME,
+    Manifest,
+    strip_suffix,
+    write_whole,
+)
 from shardkit.format.shard_writer import (
     EncodedSample,
     OpenShard,
@@ -332,7 +339,8 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     """Return a dataset's folder without trailing slashes.
 
     Raises:
-        ArgumentError: It is no path, has no name that shards could be called by, or is a web address.
+        ArgumentError: It is no path, has no name that shards could be called by or that of a shard, or is a web
+            address.
     """
     path = check_path("destination", destination)
     folder = path.rstrip("/")
@@ -343,6 +351,11 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
         raise ArgumentError(
             f"destination {path!r}: has no name that shards could be called by; "
             "name a folder, like 'shards/train', without backslash or colon or a hyphen first"
+        )
+    if name.lower().endswith(SHARD_SUFFIXES):
+        raise ArgumentError(
+            f"destination {path!r}: is named as a shard, and a dataset is a folder of shards; name the folder, like "
+            f"{strip_suffix(folder)!r}"
         )
     return folder
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import ArgumentError, DatasetError, check_whole
+from shardkit.errors import ArgumentError, check_whole
 from shardkit.format.manifest import read_manifest
 from shardkit.inspection.verification import verify
 from shardkit.loading.stream import ShardStream
@@ -134,13 +134,6 @@ def test_storage_options_that_are_no_mapping_of_names_are_refused_and_not_shown(
 def test_a_name_with_nul_is_said_to_be_none():
     with pytest.raises(ArgumentError, match=r"'a\\x00b': no file's name has a NUL"):
         storage_for("a\0b")
-
-
-def test_a_split_without_samples_is_said_to_have_none(tmp_path):
-    pack(SAMPLES[:1], tmp_path, splits={"train": 0.999999, "val": 0.000001}, progress=False)
-
-    with pytest.raises(DatasetError, match="val: has no shards, because it was packed without samples"):
-        ShardStream(tmp_path / "val")
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
