@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardkit import __version__
 from shardkit.cli import cache as cli_cache
 from shardkit.cli import uploads as cli_uploads
 from shardkit.cli.common import (
@@ -80,6 +81,22 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 def main() -> None:
     """Run the command line; the console script."""
     app()
+
+
+def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if is_wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
 
 
 @command(app)

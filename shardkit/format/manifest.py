@@ -14,7 +14,7 @@ from functools import cached_property
 from os import PathLike
 from typing import Any
 
-from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path
+from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path, hide_secrets
 from shardkit.storage.base import Storage, join, read_right, split_url
 from shardkit.storage.registry import storage_for
 
@@ -85,6 +85,12 @@ class Manifest:
     columns: Mapping[str, str] = field(default_factory=dict)
     packed: Mapping[str, object] = field(default_factory=dict)
     url: str = field(default="", compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        url, shards, classes = hide_secrets(self.url), len(self.shards), len(self.classes)
+        of_classes = f" of {classes:,} classes" if classes else ""
+        held = f"{self.num_samples:,} samples{of_classes} in {shards:,} shards"
+        return f"Manifest({url!r}, {held}, fields={', '.join(self.fields)})"
 
     @cached_property
     def num_samples(self) -> int:

@@ -6,6 +6,7 @@ whenever it is done.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -360,8 +361,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         split_by: Gives from the key what decides the split instead, so that what belongs together stays together.
         transform: Called with each sample before it is written; returns it, changed or not, or None to leave it out.
             Or for single fields a mapping like ``{"jpg": function}``, which leaves None as it is. Values are as the
-            source has them: bytes, if they come from files or shards. A parameter named ``rng`` gets an ``Rng`` keyed
-            by seed and the sample's key.
+            source has them: bytes, if they come from files or shards; image transforms, as ``{"jpg": Resize(256)}``,
+            decode them. A parameter named ``rng`` gets an ``Rng`` keyed by seed and the sample's key.
         num_workers: How many shards are written at the same time; None for one a processor.
         worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
             then).
@@ -412,7 +413,10 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         transform=None if transform is None else SampleTransform(transform, seed=seed),
     )
     if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
-        raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")
+        remedy = "; call it, to give the samples that it yields" if inspect.isgeneratorfunction(source) else ""
+        raise ArgumentError(
+            f"source is {type(source).__name__}, expected ImageFolder or another source, or samples{remedy}"
+        )
     workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
     folder = clean_destination(destination)
     decoder = parse_check("check", check)

@@ -30,6 +30,29 @@ def dataset(tmp_path):
     return tmp_path / "digits"
 
 
+@pytest.mark.parametrize("transform", [{"lable": str}, {("label", "lable"): dict}, {"label": str, "cls": str}])
+@pytest.mark.parametrize("fields", [None, {"label": "cls"}])
+def test_a_function_for_a_field_that_there_is_not_is_refused_before_anything_is_read(transform, fields, dataset):
+    if fields is None:
+        transform = {"lable": str}
+    where = "label" if fields else "cls"
+    calls = [
+        lambda: shardkit.ShardDataset(dataset, fields=fields, transform=transform),
+        lambda: shardkit.ShardLoader(shardkit.ShardDataset(dataset, fields=fields), 4, transform=transform),
+    ]
+    calls += [lambda: ShardStream(dataset, fields=fields, transform=transform)] if fields else []
+    for call in calls:
+        with pytest.raises(ArgumentError, match=rf"has a function for '(lable|cls)', and the fields are {where}$"):
+            call()
+
+
+def test_what_a_function_of_the_sample_adds_may_have_a_function(dataset):
+    added = shardkit.ShardDataset(dataset, transform=lambda sample: sample | {"twice": 2 * sample["cls"]})
+    loader = shardkit.ShardLoader(added, 20, transform={"twice": lambda value: value + 1})
+
+    assert sorted(next(iter(loader))["twice"].tolist()) == [2 * i + 1 for i in range(20)]
+
+
 def labels(stream):
     return [sample["cls"] for sample in stream]
 

@@ -224,3 +224,7 @@ def test_what_should_be_quick_imports_nothing_heavy(program):
     done = subprocess.run([sys.executable, "-c", report + QUICK[program]], capture_output=True, text=True, check=True)
 
     assert HEAVY & set(done.stderr.split()) == set()
+
+
+def test_completion_shows_what_is_public_and_nothing_else():
+    assert [name for name in dir(shardkit) if not name.startswith("__")] == shardkit.__all__
