@@ -129,4 +129,4 @@ if not TYPE_CHECKING:  # a type checker that sees __getattr__ believes in every 
         return getattr(import_module(_LAZY[name]), name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -150,6 +150,26 @@ class MissingExtraError(ShardkitError, ImportError):
     """An optional dependency is needed; the message says the one line that installs it."""
 
 
+def check_importable(pickled: bytes) -> None:
+    """Check that processes which are spawned can import the functions and classes that were pickled.
+
+    They cannot import what a notebook or a prompt has defined, and would die without saying whose fault it is.
+
+    Raises:
+        ArgumentError: They cannot.
+    """
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) or getattr(main, "__spec__", None) or b"__main__" not in pickled:
+        return
+    import pickletools
+
+    if any(argument == "__main__" for _, argument, _ in pickletools.genops(pickled)):
+        raise ArgumentError(
+            "worker_type='process': processes cannot import what was defined in a notebook or at a prompt; put the "
+            "functions and classes that they need into a module, a .py file, and import them, or use threads"
+        )
+
+
 def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) -> int:
     """Return a whole number of any type, NumPy's too, as an int.
 

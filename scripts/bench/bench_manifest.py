@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""How long the manifest of a large dataset takes to open: scripts/bench/bench_manifest.py [SHARDS]."""
+"""How long the manifest of a large dataset takes to open."""
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +14,9 @@ ROUNDS = 7
 
 def main() -> None:
     """Write a manifest of made-up shards and print the median time of opening it."""
-    num_shards = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="how many shards it has; 100,000")
+    num_shards = parser.parse_args().shards
     shards = tuple(
         Shard(f"train-{i:06d}.tar.zst", 4_000 + i % 7, 250_000_000 + i, 255_999_488, f"{i:064x}", "zst", 250)
         for i in range(num_shards)

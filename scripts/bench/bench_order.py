@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What the order of an epoch of 10^9 samples costs: scripts/bench/bench_order.py [SHARDS]."""
+"""What the order of an epoch of 10^9 samples costs."""
 
+import argparse
 import statistics
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -20,7 +20,9 @@ STRETCH = 1 << 18  # positions that a loader asks for at once
 
 def main() -> None:
     """Print a line for each of some sizes of blocks and numbers of lanes."""
-    num_shards = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="how many shards the dataset has; 100,000")
+    num_shards = parser.parse_args().shards
     runs = 9_000 + shuffled(num_shards, key=0) % 2_001  # ragged: 10 000 on average
     for block_samples, lanes in ((16, 240), (64, 240), (64, 960), (256, 240)):
         make = partial(OrderPlan, runs, block_samples, seed=1, epoch=0, lanes=lanes)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardkit import __version__
 from shardkit.cli import cache as cli_cache
 from shardkit.cli import uploads as cli_uploads
 from shardkit.cli.common import (
@@ -82,6 +83,22 @@ def main() -> None:
     app()
 
 
+def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if is_wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
+
+
 @command(app)
 def pack(  # noqa: PLR0913 - as many options as the function that it calls
     source: Annotated[str, typer.Argument(help="A folder of images or files, or shards to pack again.")],
@@ -100,6 +117,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     column: Columns = None,
     workers: Annotated[int | None, typer.Option(help="Shards written at a time; one a processor.")] = None,
     worker_type: Annotated[WorkerType, typer.Option(help="What writes them.")] = WorkerType.thread,
+    check: Annotated[bool, typer.Option("--check", help="Decode every field before anything is written.")] = False,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on where a run stopped, or anew.")] = True,
     overwrite: Overwrite = False,
     storage_option: StorageOptions = None,
@@ -130,6 +148,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         splits=splits,
         num_workers=workers,
         worker_type=worker_type.value,
+        check=check,
         resume=resume,
         overwrite=overwrite,
         storage_options=options,
@@ -188,6 +207,9 @@ def index(
 def verify(
     url: Url,
     *,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode every field too.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Decode so much at a time; one a processor.")] = None,
+    worker_type: Annotated[WorkerType, typer.Option(help="What decodes.")] = WorkerType.thread,
     allow_any_url: AllowAnyUrl = False,
     storage_option: StorageOptions = None,
     as_json: AsJson = False,
@@ -195,14 +217,23 @@ def verify(
     """Check every byte of a dataset.
 
     It says what is damaged, where, and which samples are whole nevertheless.
+    Files that were no images before they were packed are found only with --decode.
     The exit code is 0 if all is as it was packed, 1 if not.
 
-    Example: shardkit verify shards/train
+    Example: shardkit verify shards/train --decode
     """
     from shardkit.inspection.verification import verify as check
 
     options = read_storage_options(storage_option)
-    report = check(url, allow_any_url=allow_any_url, progress=True, storage_options=options)
+    report = check(
+        url,
+        decode=decode,
+        num_workers=workers,
+        worker_type=worker_type.value,
+        allow_any_url=allow_any_url,
+        progress=True,
+        storage_options=options,
+    )
     if as_json:
         typer.echo(report.to_json())
     else:

@@ -28,7 +28,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 def new_app(text: str) -> typer.Typer:
     """Return what commands are added to, with the text that ``--help`` begins with."""
     return typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=text
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help=text,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
 
 

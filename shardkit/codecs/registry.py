@@ -218,7 +218,7 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
 def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
     """Return the error of a field that cannot be decoded, for a cause."""
     return CodecError(
-        f"{_place(field, key, url)} cannot be decoded: {_cause(error)}; repair the sample or leave it "
+        f"{_place(field, key, url)} cannot be decoded: {describe_cause(error)}; repair the sample or leave it "
         "out, as a stream or a loader does with on_error='skip'",
         url=url,
         key=key,
@@ -256,7 +256,7 @@ def encode(field: str, value: object, *, key: str = "", codecs: Mapping[str, Cod
         data = _encode(components[-1] if components else "", value, _registered if codecs is None else codecs)
     except Exception as error:
         raise CodecError(
-            f"{_place(field, key, '')} cannot be encoded from {type(value).__name__}: {_cause(error)}; "
+            f"{_place(field, key, '')} cannot be encoded from {type(value).__name__}: {describe_cause(error)}; "
             "give what the field holds, or its bytes",
             key=key,
             field=field,
@@ -360,7 +360,7 @@ def _place(field: str, key: str, url: str) -> str:
     return ", ".join((*([f"shard {url}"] if url else []), *([f"sample {key!r}"] if key else []), f"field {field!r}"))
 
 
-def _cause(error: Exception) -> str:
+def describe_cause(error: BaseException) -> str:
     """Return what to say of an error: these make sense without their name, a KeyError's message does not."""
     return (
         str(error) if isinstance(error, ValueError | TypeError | ShardkitError) else f"{type(error).__name__}: {error}"

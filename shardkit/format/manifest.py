@@ -22,7 +22,7 @@ from typing import Any
 
 from isal.isal_zlib import crc32
 
-from shardkit.errors import ArgumentError, DatasetError, UnfinishedDatasetError, check_path
+from shardkit.errors import ArgumentError, DatasetError, UnfinishedDatasetError, check_path, hide_secrets
 from shardkit.format.parquet import FileFacts
 from shardkit.storage.base import Storage, format_bytes, join, read_right, split_url
 from shardkit.storage.registry import storage_for
@@ -118,6 +118,12 @@ class Manifest:
     column_file: FileFacts | None = None
     version: int = FORMAT_VERSION
     url: str = field(default="", compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        url, shards, classes = hide_secrets(self.url), len(self.shards), len(self.classes)
+        of_classes = f" of {classes:,} classes" if classes else ""
+        held = f"{self.num_samples:,} samples{of_classes} in {shards:,} shards"
+        return f"Manifest({url!r}, {held}, fields={', '.join(self.fields)})"
 
     @cached_property
     def num_samples(self) -> int:

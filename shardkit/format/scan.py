@@ -38,6 +38,7 @@ class ShardScan:
         url: The shard.
         block_samples: How many samples a block has.
         columns: Computes the promoted columns.
+        holds_data: Whether the members of ``samples`` have their data; else only those have it that columns need.
         fresh: Fetch it again, because what came before was wrong.
     """
 
@@ -48,6 +49,7 @@ class ShardScan:
         *,
         block_samples: int,
         columns: ColumnMaker | None = None,
+        holds_data: bool = False,
         fresh: bool = False,
     ) -> None:
         self.keys: list[str] = []
@@ -56,6 +58,7 @@ class ShardScan:
         self._storage = storage
         self._url = url
         self._fresh = fresh
+        self._holds_data = holds_data
         self._block_samples = block_samples
         self._columns = columns or ColumnMaker(None)
         self._builder = IndexBuilder()
@@ -65,7 +68,11 @@ class ShardScan:
         self.file_size = storage.info(url).size
 
     def run(self) -> None:
-        """Read the shard.
+        """Read the shard. Raises what ``samples`` raises."""
+        deque(self.samples(), maxlen=0)
+
+    def samples(self) -> Iterator[tuple[str, dict[str, Member]]]:
+        """Read the shard, and yield key and members by field of every sample on the way.
 
         Raises:
             ShardError: It is damaged, a sample has a field twice, or a name is not UTF-8.
@@ -79,6 +86,7 @@ class ShardScan:
             members = read_members(tape, wanted=self._wants)
             for key, sample in group_members(members, self._url):
                 self._add(key, sample, tape)
+                yield key, sample
         finally:
             stream.close()
         self._tar_size = tape.end
@@ -87,7 +95,7 @@ class ShardScan:
     def _wants(self, name: str) -> bool:
         """Return whether a member's data is needed for more than its checksum, for which it need not be held."""
         parts = split_name(name)
-        return parts is not None and self._columns.needs(parts[1])
+        return parts is not None and (self._holds_data or self._columns.needs(parts[1]))
 
     def _add(self, key: str, sample: dict[str, Member], tape: "_Tape") -> None:
         members = list(sample.values())

@@ -96,7 +96,15 @@ def check_sample(sample: Mapping[str, Any]) -> Mapping[str, Any]:
         SampleError: It is none.
     """
     if not isinstance(sample, Mapping):
-        raise SampleError(f"{str(sample)[:80]!r}: is {type(sample).__name__}, expected a dict of '__key__' and fields")
+        raise SampleError(
+            f"{str(sample)[:80]!r}: is {type(sample).__name__}, expected a dict of '__key__' and fields; of a table, "
+            "give the rows, as table.to_dict('records')"
+        )
+    if KEY not in sample:
+        raise SampleError(
+            f"a sample of {', '.join(map(repr, sample)) or 'nothing'}: has no '__key__', its name in the dataset; give "
+            "each sample one, for example '__key__': f'{i:08d}'"
+        )
     return sample
 
 

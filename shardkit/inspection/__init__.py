@@ -3,6 +3,7 @@
 The modules, in the order of a sample's way::
 
     verification   a dataset -> what is damaged in it
+    decoding       samples of a shard -> which fields cannot be decoded
     findings       what was found to be wrong
     contents       which samples there are, one member, figures
     mixing         how well an order mixes, as numbers

@@ -139,13 +139,12 @@ def _open(
     """Return the manifest, if it is one dataset, and the shards, each of which may be forgotten when it is done."""
     locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
     manifest = None
-    first = locations[0]
-    if isinstance(urls, str) and first.shard:
+    shard = locations[0].shard if locations else None
+    if isinstance(urls, str) and (shard or not locations):
         folder = urls.rstrip("/") or urls
-        if "{" not in folder or first.folder == folder:  # one dataset
+        if not shard or "{" not in folder or locations[0].folder == folder:  # one dataset
             manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
-    storage = storage_for(first.url, storage_options)
-    return manifest, (_Shard(storage, location) for location in locations)
+    return manifest, (_Shard(storage_for(location.url, storage_options), location) for location in locations)
 
 
 def list_samples(
@@ -215,10 +214,10 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int] | npt.NDArray[np.int64]) -> "Sizes":
-        """Return the figures of at least one size."""
-        values = np.asarray(sizes, dtype=np.int64)
+        """Return the figures of sizes; all are 0 if there are none."""
+        values = np.asarray(sizes if len(sizes) else [0], dtype=np.int64)
         middle, mean = float(np.median(values)), float(values.mean())
-        return cls(len(values), int(values.sum()), int(values.min()), middle, mean, int(values.max()))
+        return cls(len(sizes), int(values.sum()), int(values.min()), middle, mean, int(values.max()))
 
 
 class Footprint(NamedTuple):

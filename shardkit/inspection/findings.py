@@ -37,8 +37,9 @@ class DamagedShard:
         url: The shard.
         samples: How many samples it should have; if nothing says that, how many could be read.
         whole: How many are whole. With an index: each byte of their fields is what it was, wherever the damage is.
-            Without: they come before the damage.
-        damaged: The keys of those that are known not to be whole, in order.
+            Without: they come before the damage. With ``decode=``, those alone whose every field can be decoded.
+        damaged: The keys of those that are known not to be whole, in order; then those of fields that are named because
+            they cannot be decoded.
         problems: What is wrong.
     """
 

@@ -6,14 +6,16 @@ manifest and the index say. Where they differ, each sample is looked up by its i
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from isal.isal_zlib import crc32
 
+from shardkit.codecs.registry import Decoder
 from shardkit.errors import DatasetError, NoListingError, ShardError, ShardkitError, check_path
 from shardkit.format.columns import ColumnTypes
 from shardkit.format.index import (
@@ -44,7 +46,10 @@ from shardkit.format.parquet import FileFacts
 from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, range_reader
 from shardkit.format.side_files import ColumnFile, gather_columns
 from shardkit.hashing import UInt64Array, hash_keys
+from shardkit.inspection.decoding import Decoding
 from shardkit.inspection.findings import DamagedShard, Problem, VerifyReport
+from shardkit.packing.checks import CheckTask, parse_check
+from shardkit.packing.workers import Workers
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Row = dict[str, Any]
+_Scanned: TypeAlias = "tuple[ShardFacts | None, BlockTable | None, pa.Table]"
 
 _PIECE_BYTES = 1 << 20
 
@@ -62,6 +68,9 @@ _PIECE_BYTES = 1 << 20
 def verify(
     url: str | PathLike[str],
     *,
+    decode: bool | Decoder = False,
+    num_workers: int | None = None,
+    worker_type: Literal["thread", "process"] = "thread",
     allow_any_url: bool = False,
     progress: bool = False,
     storage_options: Mapping[str, object] | None = None,
@@ -76,15 +85,24 @@ def verify(
 
     Shards without a manifest are checked as far as tars and the indexes that they have tell; the notes say so.
 
+    All this says that the bytes are what was packed. That they are images, arrays or JSON at all is only known once
+    they are decoded: ``decode=True`` decodes every field too, and reports each that cannot be, with the reason. The
+    first 1,000 of them are named, the others counted.
+
     Args:
         url: A dataset's folder or its ``manifest.json``; or a folder of shards, a shard, or a pattern.
+        decode: True decodes every field as its name says; or a ``Decoder`` with other settings does.
+        num_workers: How many threads or processes decode; None for one a processor.
+        worker_type: What decodes: ``"process"`` for registered codecs that hold the GIL.
         allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.
         progress: Show a progress bar on a terminal.
         storage_options: Passed to the storage.
 
     Raises:
         DatasetError: There is nothing to verify.
-        ArgumentError: The URL cannot be read, or is standard input, which can be read only once.
+        ArgumentError: The URL cannot be read, or is standard input, which can be read only once; or another argument
+            is out of range.
+        WorkerError: A worker process died.
 
     Example:
         >>> import tempfile
@@ -96,23 +114,34 @@ def verify(
         True
     """
     url = check_path("url", url)
+    decoder = parse_check("decode", decode)
+    workers = Workers(num_workers=num_workers, worker_type=worker_type)
     storage = storage_for(url, storage_options)
-    check = _Dataset(storage, url, allow_any_url=allow_any_url)
+    check = _Dataset(storage, url, allow_any_url=allow_any_url, decoding=Decoding(decoder) if decoder else None)
     check.find(storage_options)
-    with track("verifying", total=len(check.shards), unit="shards", enabled=progress) as advance:
-        for shard_url, entry in check.shards:
-            check.verify_shard(shard_url, entry)
-            advance(1)
+    check.run(workers, progress=progress)
     check.compare_manifest()
     return VerifyReport(
         url,
         len(check.shards),
         check.samples,
         check.bytes,
-        tuple(check.damaged),
+        tuple(check.damaged()),
         tuple(check.problems),
         tuple(dict.fromkeys(check.notes)),
     )
+
+
+class _Verified(NamedTuple):
+    """What was found of a shard, but for what cannot be decoded: that comes later."""
+
+    url: str
+    samples: int
+    whole: int
+    damaged: list[str]
+    problems: list[Problem]
+    part: int = -1  # of what was decoded
+    damaged_rows: Collection[int] = ()  # numbers of the samples among those that are known not to be whole
 
 
 @dataclass
@@ -122,10 +151,11 @@ class _Dataset:
     storage: Storage
     url: str
     allow_any_url: bool
+    decoding: Decoding | None = None
     manifest: Manifest | None = None
     shards: list[tuple[str, Shard | None]] = field(default_factory=list)  # URL, entry
     indexes: list[str] = field(default_factory=list)  # names of what is in the folder for them
-    damaged: list[DamagedShard] = field(default_factory=list)
+    verified: list[_Verified] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     samples: int = 0
@@ -180,13 +210,40 @@ class _Dataset:
                 "is said of packing; 'shardkit index --overwrite' makes one of format 2"
             )
 
-    def verify_shard(self, url: str, entry: Shard | None) -> None:
-        """Verify one shard and its index."""
+    def run(self, workers: Workers, *, progress: bool) -> None:
+        """Verify all shards and their indexes."""
+        with (
+            track("verifying", total=len(self.shards), unit="shards", enabled=progress) as advance,
+            closing(workers.run(self._verify_shards(advance))) as results,
+        ):
+            for checked in results:
+                if self.decoding:
+                    self.decoding.note(checked)
+
+    def damaged(self) -> Iterator[DamagedShard]:
+        """Yield the shards that are not as they should be."""
+        for shard in self.verified:
+            whole, damaged, problems = shard.whole, shard.damaged, shard.problems
+            if self.decoding:
+                undecodable = self.decoding.problems(shard.part, shard.url)
+                problems = problems + undecodable
+                damaged = list(dict.fromkeys([*damaged, *(problem.key for problem in undecodable if problem.key)]))
+                whole -= sum(row not in shard.damaged_rows for row in self.decoding.samples(shard.part))
+            if problems:
+                yield DamagedShard(shard.url, shard.samples, max(0, whole), tuple(damaged), tuple(problems))
+
+    def _verify_shards(self, advance: Callable[[int], None]) -> Iterator[CheckTask]:
+        for url, entry in self.shards:
+            yield from self._verify_shard(url, entry)
+            advance(1)
+
+    def _verify_shard(self, url: str, entry: Shard | None) -> Iterator[CheckTask]:
+        """Verify one shard and its index, and yield what is to be decoded."""
         problems: list[Problem] = []
         index, rows = self._open_index(url, entry, problems)
         told = self.manifest.block_samples if self.manifest else index.facts.block_samples if index else 1
         expected = entry.sha256 if entry else index.facts.sha256 if index else ""
-        facts, blocks, found = self._scan_right(url, max(1, told), expected, problems)
+        facts, blocks, found = yield from self._scan_right(url, max(1, told), expected, problems)
         self.samples += len(found)
         if facts and blocks:
             self.bytes += facts.tar_size
@@ -206,9 +263,14 @@ class _Dataset:
             self.column_types.add(url, rows.schema)
             self.hashes.append(hash_keys(row[KEY] for row in rows.select([KEY]).to_pylist()))
             self.hashed.append(index)
-        if problems:
-            samples = entry.samples if entry else whole if rows is None else len(rows)
-            self.damaged.append(DamagedShard(url, samples, whole, tuple(damaged), tuple(problems)))
+        samples = entry.samples if entry else whole if rows is None else len(rows)
+        part, damaged_rows = -1, set()
+        if self.decoding:
+            part, not_whole = self.decoding.last, set(damaged)
+            damaged_rows = {
+                i for i, key in enumerate(found.column(KEY).to_pylist() if damaged else ()) if key in not_whole
+            }
+        self.verified.append(_Verified(url, samples, whole, damaged, problems, part, damaged_rows))
 
     def compare_manifest(self) -> None:
         """Compare the manifest with what all shards together say."""
@@ -220,7 +282,7 @@ class _Dataset:
             self._problem(
                 url, f"says that keys are unique, but {repeated:,} samples have a key that an earlier one has"
             )
-        if self.damaged:
+        if any(shard.problems for shard in self.verified):
             return
         if (fields := sorted(self.fields)) != list(self.manifest.fields):
             self._problem(url, f"has the fields {list(self.manifest.fields)}, its shards have {fields}")
@@ -271,27 +333,38 @@ class _Dataset:
 
     def _scan_right(
         self, url: str, block_samples: int, expected: str, problems: list[Problem]
-    ) -> "tuple[ShardFacts | None, BlockTable | None, pa.Table]":
+    ) -> "Generator[CheckTask, None, _Scanned]":
         """Read a shard; if what came from another machine is damaged, once more, as it may be damaged only there."""
         found: list[Problem] = []
-        scanned = self._scan(url, block_samples, found)
+        scanned = yield from self._scan(url, block_samples, found)
         if is_remote(url) and (scanned[0] is None or scanned[0].sha256 != (expected or scanned[0].sha256)):
             found.clear()
-            scanned = self._scan(url, block_samples, found, fresh=True)
+            scanned = yield from self._scan(url, block_samples, found, fresh=True)
         problems += found
         return scanned
 
     def _scan(
         self, url: str, block_samples: int, problems: list[Problem], *, fresh: bool = False
-    ) -> "tuple[ShardFacts | None, BlockTable | None, pa.Table]":
+    ) -> "Generator[CheckTask, None, _Scanned]":
         """Read a shard; return what it says of itself, if it can be read to its end, and its whole samples."""
+        if self.decoding:
+            self.decoding.begin()
         try:
-            scan = ShardScan(self.storage, url, block_samples=block_samples, fresh=fresh)
+            scan = ShardScan(
+                self.storage,
+                url,
+                block_samples=block_samples,
+                holds_data=self.decoding is not None,
+                fresh=fresh,
+            )
         except OSError as error:
             problems.append(Problem(url, "is missing" if isinstance(error, FileNotFoundError) else str(error)))
             return None, None, IndexBuilder().table()
         try:
-            scan.run()
+            if self.decoding:
+                yield from self.decoding.tasks(scan.samples())
+            else:
+                scan.run()
             facts, blocks = scan.facts(), scan.blocks()
             if facts.compression == "zst" and (frames := content_frames(self.storage, url, facts.file_size)):
                 end = sum(list(frames)[-1])

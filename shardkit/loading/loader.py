@@ -162,7 +162,8 @@ class ShardLoader:
         self._drop_last, self._skips = bool(drop_last), on_error == "skip"
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._place = None if rank is None and world_size is None else find_place(rank, world_size)
-        transforms = tuple(one for one in (dataset.transform, Transform.parse(transform)) if one)
+        dataset.check_transform(parsed := Transform.parse(transform))
+        transforms = tuple(one for one in (dataset.transform, parsed) if one)
         maker = RowMaker(dataset.selection, dataset.decoder, transforms, self._seed)
         results = Buffers(self._memory) if worker_type == "thread" else SharedBuffers(self._memory)
         self._make_batch = BatchMaker(dataset.selection, collate_fn, results)
@@ -188,6 +189,10 @@ class ShardLoader:
     def skipped(self) -> int:
         """How many samples this rank has skipped in the epoch that it began last."""
         return self._skipped
+
+    def __repr__(self) -> str:
+        at = f"epoch={self._epoch:,}, position={self._position:,}"
+        return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size:,}, {at})"
 
     def __len__(self) -> int:
         """Return how many batches the next ``iter()`` has; after ``load_state_dict``, how many are left."""

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from shardkit.codecs.registry import Decoder
-from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError
+from shardkit.errors import ArgumentError, CodecError, SampleError, ShardError, WorkerError, check_importable
 from shardkit.hashing import derive, extend
 from shardkit.loading.batch_memory import Column, Slab
 from shardkit.reading.memory import SharedMemory
@@ -167,6 +167,7 @@ class RowProcesses:
                 f"transform= and the codecs must be picklable for worker_type='process' ({error}); define them at the "
                 "top of a module, or use threads"
             ) from error
+        check_importable(self._maker)
         self._count = count
         self._lock = threading.Lock()
         self._processes: list[_Process] = []

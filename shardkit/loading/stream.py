@@ -18,7 +18,7 @@ from shardkit.hashing import derive, hash_key, mix64_array, shuffled
 from shardkit.loading.epochs import Pass, SharedEpochs, Skipped, Skipper
 from shardkit.order.ranks import check_place, find_place
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
-from shardkit.sample import KEY, URL, FieldSelection, Sample
+from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
 from shardkit.storage.base import STDIN
 from shardkit.transforms.apply import (
     FieldFunctions,
@@ -65,7 +65,8 @@ class ShardStream(IterableDataset[Any]):
         shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
             other.
         seed: The orders' key.
-        buffer_size: How many undecoded samples are mixed. The first sample comes when so many have been read.
+        buffer_size: How many undecoded samples are mixed; 0 mixes none, so that only the order of shards changes. The
+            first sample comes when so many have been read.
         open_shards: How many shards at a time are read in turns into the buffer, so that it does not hold one part of
             one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
             spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
@@ -99,15 +100,13 @@ class ShardStream(IterableDataset[Any]):
         TooManySkippedError: While iterating, more than ``max_skipped`` was left out.
 
     Example:
-        >>> import io, pathlib, tempfile
-        >>> from shardkit.format.tar import END_OF_ARCHIVE, member_header, padding
-        >>> shard = pathlib.Path(tempfile.mkdtemp(), "digits.tar")
-        >>> _ = shard.write_bytes(member_header("0001.cls", 1) + b"7" + bytes(padding(1)) + END_OF_ARCHIVE)
-        >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("ignore", StreamWarning)  # there is no index
-        ...     stream = ShardStream(shard, fields={"label": "cls"})
-        >>> [(sample["__key__"], sample["label"]) for sample in stream]
-        [('0001', 7)]
+        >>> import tempfile, shardkit
+        >>> folder = tempfile.mkdtemp() + "/digits"
+        >>> digits = ({"__key__": f"{i:04d}", "cls": i % 10} for i in range(100))
+        >>> _ = shardkit.pack(digits, folder, progress=False)
+        >>> stream = ShardStream(folder, fields={"label": "cls"}, shuffle=False)
+        >>> stream.num_samples, sorted(sample["label"] for sample in stream) == sorted(list(range(10)) * 10)
+        (100, True)
     """
 
     def __init__(  # noqa: PLR0913 - each is a word of its own, and all but the first are named
@@ -137,9 +136,11 @@ class ShardStream(IterableDataset[Any]):
         self._decoder = parse_decode(decode)
         self._shuffle = shuffle
         self._seed = check_whole("seed", seed)
-        self._buffer_size = check_whole("buffer_size", buffer_size, least=1)
+        self._buffer_size = check_whole("buffer_size", buffer_size, least=0)
         self._open_shards = check_whole("open_shards", open_shards, least=1)
         self._transform = Transform.parse(transform)
+        if self._selection.wanted:
+            self._transform.check_names([*self._selection.wanted, *RESERVED])
         self._undecoded = undecoded_fields([self._transform], self._decoder)
         self._batch_size = None if batch_size is None else check_whole("batch_size", batch_size, least=1)
         self._drop_last = drop_last
@@ -155,6 +156,10 @@ class ShardStream(IterableDataset[Any]):
         counts = [None if location.shard is None else location.shard.samples for location in self._shards]
         self.num_samples = None if None in counts else sum(count or 0 for count in counts)
         self._warn()
+
+    def __repr__(self) -> str:
+        samples = "samples not counted" if self.num_samples is None else f"{self.num_samples:,} samples"
+        return f"ShardStream({samples} in {len(self._shards):,} shards)"
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, and those after it the following ones.
@@ -206,7 +211,7 @@ class ShardStream(IterableDataset[Any]):
         samples = _interleave(
             (self._read(shard, skipper) for shard in shards), self._open_shards if self._shuffle else 1
         )
-        if self._shuffle:
+        if self._shuffle and self._buffer_size:
             samples = _mix(samples, self._buffer_size, key)
         if self._selection.wanted or self._decoder or self._transform:
             samples = self._made(samples, derive(self._seed, current.epoch, _TRANSFORM), skipper)

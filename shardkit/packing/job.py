@@ -6,6 +6,7 @@ whenever it is done.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -18,7 +19,16 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from shardkit.codecs.compress import Compression, parse_compression
-from shardkit.errors import ArgumentError, ShardkitError, SourceError, StorageError, WorkerError, check_whole
+from shardkit.codecs.registry import Decoder
+from shardkit.errors import (
+    ArgumentError,
+    CodecError,
+    ShardkitError,
+    SourceError,
+    StorageError,
+    WorkerError,
+    check_whole,
+)
 from shardkit.format.columns import Column, ColumnMaker
 from shardkit.format.index import choose_block_samples
 from shardkit.format.manifest import Manifest, read_manifest
@@ -26,6 +36,7 @@ from shardkit.format.shard_writer import WrittenShard, choose_compression, encod
 from shardkit.format.side_files import publish_card
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import Permutation, derive
+from shardkit.packing.checks import CheckTask, Undecodable, parse_check
 from shardkit.packing.lock import exclusive
 from shardkit.packing.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.packing.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
@@ -54,6 +65,8 @@ T = TypeVar("T")
 PLAN_VERSION = 2
 _NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping)  # though some can be iterated over
 _SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
+_CHECK_SAMPLES = 64  # are decoded by a worker at a time, where pack checks them
+_NAMED = 100  # fields that cannot be decoded are named in an error; the rest is counted
 _CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
 _SPLITS_OF_OTHERS = {"val": "validation", "valid": "validation", "dev": "validation"}  # as HF datasets calls them
 _CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
@@ -69,6 +82,7 @@ class _Pack:
         request: Request,
         workers: Workers,
         *,
+        decoder: Decoder | None,
         storage_options: Mapping[str, object] | None,
         progress: bool,
     ) -> None:
@@ -79,6 +93,7 @@ class _Pack:
         self._request = request
         self._described = {"version": PLAN_VERSION, "source": type(source).__name__, **request.describe()}
         self._workers = workers
+        self._decoder = decoder  # checks every field; None for no check
         self._progress = progress
         self._fingerprint = ""  # of a listed source
         names = list(request.splits) if request.splits is not None else []
@@ -101,7 +116,7 @@ class _Pack:
             self._fingerprint = self._source.fingerprint()
             for target in self._targets.values():
                 target.check_source(self._fingerprint)
-        if not (listed and all(target.is_finished for target in self._targets.values())):
+        if self._decoder or not (listed and all(target.is_finished for target in self._targets.values())):
             spill = working_folder(self._folder) / SPILL_NAME
             if overwrite or not resume:
                 shutil.rmtree(spill, ignore_errors=True)
@@ -163,6 +178,40 @@ class _Pack:
             raise too_large(records.key(largest), int(records.tar_sizes[largest]), self._request.shard_bytes)
         check_unique(records.hashes, lambda: (records.key(i) for i in range(len(records.hashes))))
 
+    def _check_decodable(self, records: Records, decoder: Decoder) -> None:
+        """Decode every field, in parallel. Raises CodecError if some cannot be decoded."""
+        total = len(records.hashes)
+        starts = range(0, total, _CHECK_SAMPLES)
+        tasks = (
+            CheckTask(records.take(np.arange(start, min(start + _CHECK_SAMPLES, total))), decoder, start)
+            for start in starts
+        )
+        fields, samples, named = 0, 0, list[Undecodable]()
+        with (
+            track("checking", total=total, enabled=self._progress) as advance,
+            closing(self._workers.run(tasks)) as results,
+        ):
+            for checked in results:
+                fields += len(checked.undecodable)
+                samples += len({one.sample for one in checked.undecodable})
+                named = sorted([*named, *checked.undecodable])[:_NAMED]
+                advance(checked.samples)
+        if not named:
+            return
+        lines = [
+            f"sample {one.key!r}, field {one.field!r}{f', made of {one.source}' if one.source else ''}: {one.reason}"
+            for one in named
+        ]
+        if fields > len(named):
+            lines.append(f"... and {fields - len(named):,} more")
+        raise CodecError(
+            f"{self._folder}: nothing was written, because {fields:,} fields cannot be decoded, in {samples:,} of "
+            f"{total:,} samples; repair them, or leave them out with a transform that returns None:\n  "
+            + "\n  ".join(lines),
+            key=named[0].key,
+            field=named[0].field,
+        )
+
     def _fields(self, records: Records) -> Iterator[list[str]]:
         if isinstance(self._source, ListedSource) and isinstance(records, ListedRecords):  # without reading them
             return ([field for field, _ in self._source.sizes(i)] for i in range(len(self._source)))
@@ -177,6 +226,8 @@ class _Pack:
         self._check(records)
         columns = ColumnMaker(request.columns)
         columns.check_fields(self._fields(records))
+        if self._decoder:
+            self._check_decodable(records, self._decoder)
         compression = self._choose_compression(records)
         plans = self._plan(records)
         described = json.dumps([self._described, records.digest], sort_keys=True)
@@ -282,6 +333,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     num_workers: int | None = None,
     worker_type: Literal["thread", "process"] = "thread",
     executor: Executor | None = None,
+    check: bool | Decoder = False,
     resume: bool = True,
     overwrite: bool = False,
     progress: bool = True,
@@ -313,13 +365,16 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         split_by: Gives from the key what decides the split instead, so that what belongs together stays together.
         transform: Called with each sample before it is written; returns it, changed or not, or None to leave it out.
             Or for single fields a mapping like ``{"jpg": function}``, which leaves None as it is. Values are as the
-            source has them: bytes, if they come from files or shards. A parameter named ``rng`` gets an ``Rng`` keyed
-            by seed and the sample's key.
+            source has them: bytes, if they come from files or shards; image transforms, as ``{"jpg": Resize(256)}``,
+            decode them. A parameter named ``rng`` gets an ``Rng`` keyed by seed and the sample's key.
         num_workers: How many shards are written at the same time; None for one a processor.
         worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
             then).
         executor: Writes the shards instead of workers of our own; what it reaches must see the source and the
             destination.
+        check: Decode every field before anything is written, as its name says, or as a ``Decoder`` with other settings
+            does: a file that is cut, or is no image though its name says so, is an error then, and not in training. The
+            workers do it. Files are read once more for it.
         resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
             anew.
         overwrite: Replace another dataset that is in the way.
@@ -335,6 +390,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             source left. Nothing was changed.
         SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
             shard was written.
+        CodecError: A value cannot be encoded. Or ``check`` found fields that cannot be decoded; the message names the
+            first 100. No shard was written.
         SourceError: The source is empty, or changed while it was read.
         WorkerError: A worker process died. The same call goes on from there.
         ArgumentError: A column names a field that no sample has. No shard was written.
@@ -360,8 +417,12 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         transform=None if transform is None else SampleTransform(transform, seed=seed),
     )
     if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
-        raise ArgumentError(f"source is {type(source).__name__}, expected ImageFolder or another source, or samples")
+        remedy = "; call it, to give the samples that it yields" if inspect.isgeneratorfunction(source) else ""
+        raise ArgumentError(
+            f"source is {type(source).__name__}, expected ImageFolder or another source, or samples{remedy}"
+        )
     workers = Workers(num_workers=num_workers, worker_type=worker_type, executor=executor)
     folder = clean_destination(destination)
-    job = _Pack(source, folder, request, workers, storage_options=storage_options, progress=progress)
+    decoder = parse_check("check", check)
+    job = _Pack(source, folder, request, workers, decoder=decoder, storage_options=storage_options, progress=progress)
     return job.run(resume=resume, overwrite=overwrite)

@@ -7,12 +7,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.registry import Codec, registered_codecs
+from shardkit.codecs.registry import Codec, Decoder, registered_codecs
 from shardkit.format.shard_writer import EncodedSample, check_sample, encode_sample, sample_size
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
 from shardkit.sample import KEY, Sample, check_key
 from shardkit.sources.folders import ListedSource
-from shardkit.transforms.apply import FieldFunctions, Transform
+from shardkit.transforms.apply import FieldFunctions, Transform, undecoded_fields
+from shardkit.transforms.image_source import PendingImage
 from shardkit.transforms.rng import Rng
 
 SampleFunction: TypeAlias = Callable[..., Any] | FieldFunctions
@@ -102,6 +103,8 @@ class SampleTransform:
 
     def __init__(self, function: SampleFunction, *, seed: int) -> None:
         self._transform = Transform.parse(function)
+        self._decoder = Decoder()
+        self._images = undecoded_fields([self._transform], self._decoder)  # are decoded by their transform
         self.function = function
         self.seed = seed if self._transform.needs_rng else None
 
@@ -115,6 +118,10 @@ class SampleTransform:
         rng = None
         if self.seed is not None:
             rng = Rng(derive(_RNG_DOMAIN, self.seed, hash_key(check_key(own.get(KEY)))))
+        for name in self._images:
+            if isinstance(own.get(name), bytes) and self._decoder.takes_as_image(name):
+                at = {"field": name, "key": own.get(KEY, ""), "url": ""}
+                own[name] = PendingImage(own[name], max_pixels=self._decoder.max_pixels, **at)
         changed: Sample | None = self._transform(own, rng)
         return changed
 

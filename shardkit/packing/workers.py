@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any, Literal, Protocol, TypeVar
 
-from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_importable, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -144,6 +144,9 @@ class _Process:
         """Give it a task. Raises ArgumentError if the task cannot be pickled."""
         try:
             request = bytes(ForkingPickler.dumps(task))
+            check_importable(request)
+        except ArgumentError:
+            raise
         except Exception as error:
             raise ArgumentError(
                 f"worker_type='process': what the processes need cannot be pickled ({error}); define functions at the "

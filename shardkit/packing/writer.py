@@ -34,9 +34,11 @@ from shardkit.format.index import (
 from shardkit.format.manifest import (
     INDEX_FOLDER,
     MANIFEST_NAME,
+    SHARD_SUFFIXES,
     UNFINISHED_NAME,
     Manifest,
     read_writer_marker,
+    strip_suffix,
     write_whole,
 )
 from shardkit.format.parquet import FileFacts
@@ -438,7 +440,8 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     """Return a dataset's folder without trailing slashes.
 
     Raises:
-        ArgumentError: It is no path, has no name that shards could be called by, or is a web address.
+        ArgumentError: It is no path, has no name that shards could be called by or that of a shard, or is a web
+            address.
     """
     path = check_path("destination", destination)
     folder = path.rstrip("/")
@@ -449,6 +452,11 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
         raise ArgumentError(
             f"destination {path!r}: has no name that shards could be called by; "
             "name a folder, like 'shards/train', without backslash or colon or a hyphen first"
+        )
+    if name.lower().endswith(SHARD_SUFFIXES):
+        raise ArgumentError(
+            f"destination {path!r}: is named as a shard, and a dataset is a folder of shards; name the folder, like "
+            f"{strip_suffix(folder)!r}"
         )
     return folder
 

@@ -128,6 +128,7 @@ class ShardDataset:
         )
         self._check_fields()
         self.columns = self._check_columns(columns)
+        self.check_transform(self.transform)
         self._first = _sums([shard.samples for shard in self.manifest.shards])  # sample of each shard
         self._first_block = _sums([shard.blocks for shard in self.manifest.shards])
         total = sum(shard.tar_size for shard in self.manifest.shards)
@@ -195,6 +196,17 @@ class ShardDataset:
             shard, block, _ = self.places(np.arange(len(numbers)))
             self._runs = np.unique(self._first_block[shard] + block, return_counts=True)[1]
             self.num_blocks = len(self._runs)
+
+    def check_transform(self, transform: Transform) -> None:
+        """Check that functions which come after the dataset's own are for fields that it gives.
+
+        What a function of whole samples gives is not known beforehand, nor what a dataset without samples would.
+
+        Raises:
+            ArgumentError: One is for another field.
+        """
+        if self.manifest.shards and (transform is self.transform or not self.transform.is_of_sample):
+            transform.check_names([*(self.selection.wanted or self.manifest.fields), *self.columns, *RESERVED])
 
     @property
     def classes(self) -> tuple[str, ...]:

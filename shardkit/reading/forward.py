@@ -66,7 +66,8 @@ def find_shards(
 ) -> list[ShardLocation]:
     """Return the shards that a user means, in order. A shard that is named twice is there twice.
 
-    Files are not looked for one by one: a shard that does not exist is an error when it is read.
+    Files are not looked for one by one: a shard that does not exist is an error when it is read. A dataset that was
+    packed without samples, as a split of few samples may be, has none.
 
     Args:
         urls: One of these, or several: a dataset's folder or its ``manifest.json``, whose shards are read with their
@@ -94,11 +95,7 @@ def find_shards(
         for url in _expand_braces(pattern, storage_options)
         for location in _find(storage_for(url, storage_options), url, read)
     ]
-    if not found:
-        if several:
-            raise DatasetError(
-                f"{', '.join(several)}: has no shards, because it was packed without samples; give another dataset"
-            )
+    if not several:
         raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
     return found
 

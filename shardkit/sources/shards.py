@@ -70,7 +70,6 @@ class ShardSource:
         self._filter = filter
         self._selection = FieldSelection.parse(fields)
         self._storage_options = storage_options
-        self._storage = storage_for(self._locations[0].url, storage_options)
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples, shard by shard; the fields are bytes."""
@@ -89,7 +88,8 @@ class ShardSource:
     def _sources(self, location: ShardLocation) -> Iterator[str | None]:
         """Yield for each sample of a shard the file that it was made of, and then, or if that is not known, None."""
         if location.shard:
-            index = open_index(self._storage, location.folder, location.shard)
+            storage = storage_for(location.url, self._storage_options)
+            index = open_index(storage, location.folder, location.shard)
             if index.has_source:
                 yield from index.rows([SOURCE]).column(SOURCE).to_pylist()
         yield from repeat(None)
@@ -104,7 +104,7 @@ class ShardSource:
             location.shard and location.shard.compression == "none" and not is_remote(location.url)
             for location in self._locations
         )  # what is far away is better read forward, once, than by a request for each sample
-        if self._filter is not None or not random_access:
+        if self._filter is not None or not random_access or not self._locations:
             return None
         return ListedShards(self._locations, self._rows(), self._selection, self.classes)
 
@@ -115,7 +115,8 @@ class ShardSource:
         for number, location in enumerate(self._locations):
             if location.shard is None:
                 continue  # listed() has made sure that there is none
-            index = open_index(self._storage, location.folder, location.shard)
+            storage = storage_for(location.url, self._storage_options)
+            index = open_index(storage, location.folder, location.shard)
             fields = [
                 f"{field}:{part}" for field in index.facts.fields for part in PARTS if self._selection.wants(field)
             ]

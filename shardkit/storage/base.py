@@ -29,10 +29,10 @@ STDIN = "-"
 _UNITS = {
     "": 1,
     "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
+    **dict.fromkeys(("K", "KB"), 10**3),
+    **dict.fromkeys(("M", "MB"), 10**6),
+    **dict.fromkeys(("G", "GB"), 10**9),
+    **dict.fromkeys(("T", "TB"), 10**12),
     "KIB": 2**10,
     "MIB": 2**20,
     "GIB": 2**30,
@@ -276,7 +276,7 @@ def read_only(url: str) -> ArgumentError:
 
 
 def parse_bytes(size: int | str) -> int:
-    """Return a size in bytes. ``"256MB"`` is 256 * 10^6, ``"256MiB"`` is 256 * 2^20.
+    """Return a size in bytes. ``"256MB"`` and ``"256M"`` are 256 * 10^6, ``"256MiB"`` is 256 * 2^20.
 
     Raises:
         ArgumentError: It is not a positive size.

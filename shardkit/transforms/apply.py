@@ -105,6 +105,23 @@ class Transform:
             return cls(name, transform)
         return cls(name, None, (FieldFunction(fields, function) for fields, function in transform.items()))
 
+    def check_names(self, known: Collection[str]) -> None:
+        """Check that samples with these fields have those that functions are for.
+
+        Raises:
+            ArgumentError: There is a function for another one.
+
+        Example:
+            >>> Transform.parse({"imgae": abs}).check_names(["image", "label", "__key__"])
+            Traceback (most recent call last):
+            shardkit.errors.ArgumentError: transform: has a function for 'imgae', and the fields are image, label
+        """
+        for one in self.functions:
+            for name in one.names:
+                if name not in known:
+                    fields = ", ".join(field for field in known if field not in RESERVED)
+                    raise ArgumentError(f"{self._name}: has a function for {name!r}, and the fields are {fields}")
+
     def __bool__(self) -> bool:
         return self.is_of_sample or bool(self.functions)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import shardkit
 from shardkit.cli.app import app
 from shardkit.format.index import read_index
 from shardkit.format.manifest import read_manifest
@@ -78,6 +79,17 @@ def test_help_reads_well_and_has_an_example(command):
     assert f"  Example: shardkit {command} " in result.stdout
     assert "Args:" not in result.stdout
     assert command in invoke("--help").stdout
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], ["pack"], ["cache"], ["cache", "clear"]])
+def test_help_is_there_by_both_names(command, option):
+    assert invoke(*command, option).exit_code == 0
+    assert invoke(*command, option).output == invoke(*command, "--help").output
+
+
+def test_the_version_is_printed():
+    assert (invoke("--version").exit_code, invoke("--version").output) == (0, shardkit.__version__ + "\n")
 
 
 def test_verify_says_that_all_is_well(originals):

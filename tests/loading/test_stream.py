@@ -110,7 +110,7 @@ def test_without_shuffling_the_order_is_that_of_the_shards(shards):
     num_workers=st.integers(1, 4),
     seed=st.integers(-(2**70), 2**70),
     epoch=st.integers(0, 2**62),
-    buffer_size=st.integers(1, 30),
+    buffer_size=st.integers(0, 30),
     open_shards=st.integers(1, 9),
     shuffle=st.booleans(),
 )
@@ -127,6 +127,19 @@ def test_every_sample_comes_exactly_once_over_ranks_and_workers(
                 seen += keys(copy.copy(stream))  # each worker has its own, with the epochs shared
 
     assert Counter(seen) == Counter(names(20))
+
+
+@given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 9))
+def test_without_a_buffer_only_the_order_of_shards_changes(shards, seed, epoch):
+    stream = ShardStream(shards, seed=seed, buffer_size=0, open_shards=1)
+    stream.set_epoch(epoch)
+    as_given = {shard: keys(ShardStream(shard, shuffle=False)) for shard in shards}
+    found = keys(stream)
+
+    assert sorted(found) == sorted(itertools.chain(*as_given.values()))
+    while found:  # whole shards, one after the other, each in its own order
+        [part] = [part for part in as_given.values() if part == found[: len(part)]]
+        del found[: len(part)]
 
 
 @given(size=st.integers(0, 50), buffer_size=st.integers(1, 20), key=st.integers(0, 2**64 - 1))
@@ -636,7 +649,7 @@ def test_a_stream_has_no_length(shards):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"buffer_size": 0}, {"open_shards": 0}, {"batch_size": 0}, {"max_skipped": -1}, {"on_error": "ignore"}],
+    [{"buffer_size": -1}, {"open_shards": 0}, {"batch_size": 0}, {"max_skipped": -1}, {"on_error": "ignore"}],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_arguments_out_of_range_are_refused(shards, wrong):

@@ -37,10 +37,24 @@ from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.sources.folders import FileFolder, ImageFolder
 from shardkit.storage.local import LocalStorage
+from shardkit.transforms.crops import Resize
 from tests.support.shared import started
 
 ROOT = Path(__file__).parents[2]
 MARKED = "unfinished.json"
+
+
+def test_an_image_that_a_transform_of_a_pack_cannot_decode_is_named(tmp_path):
+    with pytest.raises(CodecError, match=r"sample '0007', field 'jpg' cannot be decoded: it begins with b'no photo'"):
+        pack([{KEY: "0007", "jpg": b"no photo"}], tmp_path / "a", transform={"jpg": Resize(8)}, progress=False)
+
+
+def test_a_function_that_would_yield_the_samples_is_to_be_called(tmp_path):
+    def generate():
+        yield from samples(3)
+
+    with pytest.raises(ArgumentError, match=r"source is function, expected .*; call it, to give"):
+        pack(generate, tmp_path / "a")
 
 
 def small(number):
@@ -305,9 +319,9 @@ def test_another_seed_of_random_numbers_is_another_pack(tmp_path, images, shuffl
 
 @pytest.mark.parametrize("transform", [BY_FIELD, dict])
 def test_what_a_transform_cannot_change_is_an_error_that_names_it(tmp_path, transform):
-    with pytest.raises(SampleError, match="'a': is str, expected a dict"):
+    with pytest.raises(SampleError, match=r"'a': is str, expected a dict .*; of a table, give the rows, as"):
         quiet(["a"], tmp_path / "a", transform=transform)
-    with pytest.raises(SampleError, match="key None: is NoneType, expected text"):
+    with pytest.raises(SampleError, match=r"a sample of 'cls': has no '__key__', its name in the dataset; give"):
         quiet([{"cls": 1}], tmp_path / "b", transform=transform)
 
 

@@ -1,15 +1,21 @@
 """Registered codecs go along into the processes of a pack, and what is no sample is refused by name."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardkit.codecs import registry as codecs
 from shardkit.errors import ArgumentError, DatasetError, SampleError
 from shardkit.loading.stream import ShardStream
 from shardkit.packing.indexing import index_shards
 from shardkit.packing.job import pack
+from shardkit.packing.records import SampleTransform
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.sources.folders import FileFolder
 from shardkit.sources.shards import ShardSource
+from shardkit.transforms.crops import RandomResizedCrop, Resize, ResizeCenterCrop
+from tests.support.shared import DECODER, PHOTO
 
 
 def encode_reversed(text):
@@ -22,6 +28,21 @@ def decode_reversed(data):
 
 def add_reversed(sample):
     return {"__key__": sample["__key__"], "rev": sample["txt"].decode()}
+
+
+@given(size=st.integers(4, 20), field=st.sampled_from(["png", "left.bmp", "ppm", "jpg"]), data=st.data())
+def test_an_image_transform_is_given_bytes_and_decodes_them(size, field, data):
+    """As in training: of a file or a shard, bytes come, and what is made of them is what is made of the pixels."""
+    function = data.draw(st.sampled_from([Resize(size), ResizeCenterCrop(size), RandomResizedCrop(size)]))
+    transform = SampleTransform({field: function}, seed=7)
+    sample = {"__key__": "0001", field: codecs.encode(field, PHOTO), "txt": b"kept"}
+    of_bytes = transform(sample)
+    of_pixels = transform(sample | {field: DECODER.decode(field, sample[field])})
+
+    assert of_bytes["txt"] == b"kept"
+    assert of_bytes[field].shape == (size, size, 3)
+    off = np.abs(of_bytes[field].astype(int) - of_pixels[field])
+    assert off.max() <= (8 if field == "jpg" else 0)  # a JPEG is decoded smaller
 
 
 @pytest.mark.multiprocess

@@ -21,6 +21,7 @@ from shardkit.errors import (
 )
 from shardkit.format.manifest import read_manifest
 from shardkit.packing import writer as writer_module
+from shardkit.packing.job import pack
 from shardkit.packing.writer import ShardWriter
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
@@ -312,6 +313,19 @@ def test_parts_of_a_dataset_are_in_the_way_too(tmp_path, name):
         DatasetExistsError, match=r"holds (an unfinished dataset|shards that no manifest lists) already"
     ):
         ShardWriter(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["train.tar", "train.tar/", "a/Train.TAR.ZST", "x.tgz", "s3://bucket/train.tar.gz"])
+def test_a_destination_that_is_named_as_a_shard_is_refused(name, tmp_path):
+    destination = name if "://" in name else f"{tmp_path}/{name}"
+    folder = destination.rstrip("/").partition(".t")[0].partition(".T")[0]
+    for write in (ShardWriter, lambda destination: pack([small(1)], destination)):
+        with pytest.raises(
+            ArgumentError, match=r"is named as a shard, and a dataset is a folder of shards; name"
+        ) as error:
+            write(destination)
+        assert str(error.value).endswith(f"like '{folder}'")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["/", ".", "..", "a/.."])

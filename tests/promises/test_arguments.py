@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import ArgumentError, DatasetError, check_whole
+from shardkit.errors import ArgumentError, check_whole
 from shardkit.format.manifest import read_manifest
 from shardkit.inspection.verification import verify
 from shardkit.loading.stream import ShardStream
@@ -28,6 +28,29 @@ SAMPLES = [{"__key__": f"{i:02d}", "cls": i} for i in range(20)]
 def dataset(tmp_path):
     pack(SAMPLES, tmp_path / "digits", shard_samples=5, compression="none", progress=False)
     return tmp_path / "digits"
+
+
+@pytest.mark.parametrize("transform", [{"lable": str}, {("label", "lable"): dict}, {"label": str, "cls": str}])
+@pytest.mark.parametrize("fields", [None, {"label": "cls"}])
+def test_a_function_for_a_field_that_there_is_not_is_refused_before_anything_is_read(transform, fields, dataset):
+    if fields is None:
+        transform = {"lable": str}
+    where = "label" if fields else "cls"
+    calls = [
+        lambda: shardkit.ShardDataset(dataset, fields=fields, transform=transform),
+        lambda: shardkit.ShardLoader(shardkit.ShardDataset(dataset, fields=fields), 4, transform=transform),
+    ]
+    calls += [lambda: ShardStream(dataset, fields=fields, transform=transform)] if fields else []
+    for call in calls:
+        with pytest.raises(ArgumentError, match=rf"has a function for '(lable|cls)', and the fields are {where}$"):
+            call()
+
+
+def test_what_a_function_of_the_sample_adds_may_have_a_function(dataset):
+    added = shardkit.ShardDataset(dataset, transform=lambda sample: sample | {"twice": 2 * sample["cls"]})
+    loader = shardkit.ShardLoader(added, 20, transform={"twice": lambda value: value + 1})
+
+    assert sorted(next(iter(loader))["twice"].tolist()) == [2 * i + 1 for i in range(20)]
 
 
 def labels(stream):
@@ -134,13 +157,6 @@ def test_storage_options_that_are_no_mapping_of_names_are_refused_and_not_shown(
 def test_a_name_with_nul_is_said_to_be_none():
     with pytest.raises(ArgumentError, match=r"'a\\x00b': no file's name has a NUL"):
         storage_for("a\0b")
-
-
-def test_a_split_without_samples_is_said_to_have_none(tmp_path):
-    pack(SAMPLES[:1], tmp_path, splits={"train": 0.999999, "val": 0.000001}, progress=False)
-
-    with pytest.raises(DatasetError, match="val: has no shards, because it was packed without samples"):
-        ShardStream(tmp_path / "val")
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])

@@ -41,12 +41,22 @@ ALLOWED = {
 
 # The words of every public signature: the same thing has the same name everywhere.
 VOCABULARY = {
-    *["batch_size", "block_bytes", "buffer_size", "collate_fn", "columns", "compression", "drop_last", "executor"],
+    *[
+        "batch_size",
+        "block_bytes",
+        "buffer_size",
+        "check",
+        "collate_fn",
+        "columns",
+        "compression",
+        "drop_last",
+        "executor",
+    ],
     *["fields", "max_skipped", "num_workers", "on_error", "open_shards", "overwrite", "progress", "rank", "resume"],
     *["seed", "shard_bytes", "shard_samples", "shuffle", "split_by", "splits", "storage_options", "transform", "where"],
     *["worker_type", "world_size"],
     # what a call is about
-    *["allow_any_url", "classes", "out", "outs", "path"],
+    *["allow_any_url", "check", "classes", "out", "outs", "path"],
     *["filter", "folder", "labels", "position", "positions", "state_dict", "text"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
     # codecs: a value and its bytes, and the bounds on what they may claim
@@ -214,3 +224,7 @@ def test_what_should_be_quick_imports_nothing_heavy(program):
     done = subprocess.run([sys.executable, "-c", report + QUICK[program]], capture_output=True, text=True, check=True)
 
     assert HEAVY & set(done.stderr.split()) == set()
+
+
+def test_completion_shows_what_is_public_and_nothing_else():
+    assert [name for name in dir(shardkit) if not name.startswith("__")] == shardkit.__all__

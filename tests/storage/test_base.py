@@ -228,6 +228,15 @@ def test_what_is_no_size_is_refused(size):
         parse_bytes(size)
 
 
+@given(number=st.integers(1, 999), unit=st.sampled_from("KMGTkmgt"), blank=st.sampled_from(["", " "]))
+def test_a_unit_needs_no_b(number, unit, blank):
+    """As ``500G`` is written everywhere; without the i it is the decimal unit, as with the B."""
+    power = "KMGT".index(unit.upper()) + 1
+
+    assert parse_bytes(f"{number}{blank}{unit}") == parse_bytes(f"{number}{unit}B") == number * 1000**power
+    assert parse_bytes(f"{number}{blank}{unit}iB") == number * 1024**power
+
+
 def test_sizes_are_read_and_shown_in_powers_of_ten():
     assert [parse_bytes(size) for size in ("1kb", " 2 MB ", "0.5GB", "1TB", "1 GiB", "7")] == [
         *[1000, 2_000_000, 500_000_000, 10**12, 1 << 30, 7],
