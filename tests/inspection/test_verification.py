@@ -307,9 +307,10 @@ def test_what_the_manifest_says_wrongly_of_a_shard_is_reported(attribute, datase
     wrong = replace(manifest.shards[0], **{attribute: "gz" if attribute == "compression" else 7})
     (folder / "manifest.json").write_text(replace(manifest, shards=(wrong, *manifest.shards[1:])).to_json())
 
-    [message] = messages_of(verify(str(folder)))
+    messages = messages_of(verify(str(folder)))
 
-    assert f"has {attribute} " in message
+    assert [message for message in messages if f"has {attribute} " in message]
+    assert len(messages) == 1 + (attribute != "file_size")  # the index is not one of such a shard
 
 
 def with_value(name, value, row=3):
@@ -373,8 +374,7 @@ def test_a_value_that_was_promoted_is_protected(name, dataset):
         path.write_bytes(whole)
         flip(path, at)
 
-        [message] = messages_of(verify(str(folder)))
-        assert "SHA-256" in message or "CRC-32" in message
+        assert any("SHA-256" in message for message in messages_of(verify(str(folder))))
         assert what_a_reader_gets(folder) is None
 
 
@@ -382,9 +382,7 @@ def test_columns_of_all_samples_that_are_not_what_the_indexes_have_are_reported(
     folder = dataset()
     manifest = manifest_of(folder)
     rewrite_index(folder, rows=with_value("label", 7))
-    lie = manifest_of(folder)
-    truth = replace(lie, shards=manifest.shards)
-    (folder / "manifest.json").write_text(truth.to_json())
+    (folder / "manifest.json").write_text(replace(manifest_of(folder), shards=manifest.shards).to_json())
 
     [message] = messages_of(verify(str(folder)))
 

@@ -1,4 +1,4 @@
-"""Datasets that say something else than what is true, with checksums that fit: as a liar writes them who knows the format."""
+"""Datasets that say something else than what is true, with checksums that fit, as who knows the format can lie."""
 
 import json
 from dataclasses import replace
@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from shardkit.format import manifest as manifest_module
+from shardkit.errors import DatasetError
 from shardkit.format.columns import promoted_columns
 from shardkit.format.index import open_index, publish_index
 from shardkit.format.manifest import Manifest
-from shardkit.format.side_files import publish_manifest
+from shardkit.format.side_files import encode_blocks, publish_manifest
 from shardkit.storage.local import LocalStorage
 
 STORAGE = LocalStorage()
@@ -39,7 +40,7 @@ def rewrite_index(folder, shard=0, *, rows=None, facts=None, blocks=None):
         shard: Its number.
         rows: What makes other rows of its table.
         facts: Other facts, by name; what the manifest says of the shard stays.
-        blocks: Another block table.
+        blocks: Another block table; the manifest has the number of its blocks.
     """
     manifest = manifest_of(folder)
     indexes = [open_index(STORAGE, str(folder), entry) for entry in manifest.shards]
@@ -49,17 +50,24 @@ def rewrite_index(folder, shard=0, *, rows=None, facts=None, blocks=None):
     tables[shard] = old.blocks if blocks is None else blocks
     told = publish_index(STORAGE, str(folder), entry.url, table, replace(old.facts, **facts or {}), tables[shard])
     shards = list(manifest.shards)
-    shards[shard] = replace(entry, index=told.index, blocks_crc32=told.blocks_crc32)
+    shards[shard] = replace(entry, index=told.index, blocks=told.blocks, blocks_crc32=told.blocks_crc32)
     write_manifest(folder, replace(manifest, shards=tuple(shards)), tables=tables)
 
 
 def write_manifest(folder, manifest, *, tables=None):
-    """Write a manifest with side files that fit, as far as indexes and columns can be read."""
+    """Write a manifest with side files that fit; if the indexes cannot be read, the file of columns stays."""
+    manifest = replace(manifest, url=str(folder))
     if tables is None:
         tables = [open_index(STORAGE, str(folder), entry).blocks for entry in manifest.shards]
-    indexes = [open_index(STORAGE, str(folder), entry) for entry in manifest.shards[:1]]
-    schema = promoted_columns(indexes[0].schema if indexes else pa.schema([]))
-    publish_manifest(STORAGE, replace(manifest, url=str(folder)), tables, schema)
+    try:
+        indexes = [open_index(STORAGE, str(folder), entry) for entry in manifest.shards[:1]]
+        schema = promoted_columns(indexes[0].schema if indexes else pa.schema([]))
+        publish_manifest(STORAGE, manifest, tables, schema)
+    except DatasetError:
+        data, block_file = encode_blocks(tables)
+        manifest = replace(manifest, block_file=block_file)
+        Path(folder, manifest.block_file_url).write_bytes(data)
+        Path(folder, "manifest.json").write_text(manifest.to_json())
 
 
 def edit_manifest(folder, change):
