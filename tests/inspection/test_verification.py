@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
-from tests.support.folders import files_of
 
 import shardkit
 from shardkit.codecs.compress import open_decompressed
@@ -26,6 +25,7 @@ from shardkit.packing.indexing import index_shards
 from shardkit.packing.writer import ShardWriter
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.storage.local import LocalStorage
+from tests.support.folders import files_of
 from tests.support.forge import edit_manifest, index_of, index_path, manifest_of, rewrite_index
 from tests.support.shared import COMPRESSIONS, every_compression, tar_of
 

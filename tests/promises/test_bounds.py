@@ -51,7 +51,7 @@ options = {"decode": False}
 READERS = {
     "stream": lambda: sum(1 for _ in shardkit.ShardStream(folder, **options)),
     "dataset": lambda: [shardkit.ShardDataset(folder, **options)[i] for i in range(3)],
-    "columns": lambda: shardkit.ShardDataset(folder, columns=list(shardkit.read_manifest(folder).columns), **options)[0],
+    "columns": lambda: shardkit.ShardDataset(folder, columns=["x"], **options)[0],
     "where": lambda: len(shardkit.ShardDataset(folder, where=[("x", "==", "y")])),
     "where key": lambda: len(shardkit.ShardDataset(folder, where=[("__key__", "==", "y")])),
     "by key": lambda: shardkit.ShardDataset(folder, **options).by_key("y"),
