@@ -14,7 +14,7 @@ from PIL import Image
 
 from shardkit import Albumentations, Rng, ShardDataset, ShardLoader, Torchvision, pack
 from shardkit.errors import ArgumentError
-from tests import vision
+from tests.support import vision
 from tests.support.shared import PHOTO
 
 
