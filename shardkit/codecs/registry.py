@@ -225,6 +225,16 @@ class Decoder:
         return builtin.decode(data, self) if builtin else data
 
 
+def names_image(field: str) -> bool:
+    """Return whether a field's name is that of an image, perhaps a compressed one.
+
+    Example:
+        >>> names_image("seg.png"), names_image("png.gz"), names_image("cls")
+        (True, True, False)
+    """
+    return bool(_parsed(field).image)
+
+
 class LightKind(Enum):
     """What a field holds whose values cost next to nothing to decode, so that a whole block of them is decoded at once.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardkit.codecs.images import IMAGE_FIELDS
+from shardkit.codecs.registry import names_image
 from shardkit.errors import ArgumentError, SampleError
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 
@@ -111,7 +111,7 @@ def holds_images(selection: FieldSelection, name: str) -> bool:
         True
     """
     fields: Collection[str] = selection.wanted.get(name, (name,))
-    return all(field.rpartition(".")[2] in IMAGE_FIELDS for field in fields)
+    return all(map(names_image, fields))
 
 
 def _differs(sample: Sample, names: list[str]) -> SampleError:
