@@ -161,7 +161,7 @@ def split_decoding(text: str) -> tuple[str, str]:
     decoding = decoding.strip().lower()
     if colon and decoding not in DECODINGS:
         raise ArgumentError(
-            f"{text!r}: {decoding!r} is no way to decode a field, expected {', '.join(DECODINGS[:-1])} or "
+            f"field {text!r}: {decoding!r} is no way to decode it, expected {', '.join(DECODINGS[:-1])} or "
             f"{DECODINGS[-1]}; write for example '{name.strip()}:unchanged'"
         )
     return name.strip(), decoding
@@ -180,8 +180,8 @@ def stored_field(text: str) -> str:
     name, decoding = split_decoding(text)
     if decoding not in ("", "unchanged", "bytes"):
         raise ArgumentError(
-            f"{text!r}: nothing is decoded here, fields stay as they are stored; leave out ':{decoding}', and write it "
-            "where samples are read"
+            f"field {text!r}: nothing is decoded here, fields stay as they are stored; leave out ':{decoding}', and "
+            "write it where samples are read"
         )
     return name
 

@@ -179,7 +179,7 @@ class Decoder:
         name, decoding, _, component = _parsed(field)
         if not component and decoding not in ("", "bytes"):
             raise ArgumentError(
-                f"{field!r}: {name!r} is no image, and {decoding!r} is for images; leave it out, or write "
+                f"field {field!r}: {name!r} is no image, and {decoding!r} is for images; leave it out, or write "
                 f"'{name}:bytes' for its bytes"
             )
         codec = self.codecs.get(component)
