@@ -90,6 +90,19 @@ def test_a_box_is_refused_if_and_only_if_the_whole_file_is_and_has_its_pixels(na
         assert np.array_equal(part, Box(*(number // scale for number in at)).of(whole))
 
 
+@given(name=files, cut=parts, key=st.integers(0, 1 << 30))
+def test_a_file_that_is_cut_is_refused_whatever_is_taken_of_it(name, cut, key):
+    data = JPEGS[name]
+    if name.startswith("two images"):  # of which the second is never looked at
+        data = data[: len(data) // 2]
+    data = data[: int(cut * len(data))]
+    out = np.empty((4, 4, 3), np.uint8)
+    for transform in (RandomResizedCrop(4, scale=(0.01, 0.05)), ResizeCenterCrop(4, crop=0.1), Resize(4)):
+        assert outcome(lambda: transform.decode_into(data, out, Rng(key), max_pixels=MAX_PIXELS) or out) is None  # noqa: B023
+    for decoding in ("rgb", "unchanged", "pil"):
+        assert outcome(lambda: Decoder().decode(f"jpg:{decoding}", data)) is None  # noqa: B023
+
+
 @given(name=files, damage=damages, key=st.integers(0, 1 << 30), size=st.sampled_from([2, 9, 24]))
 def test_every_transform_refuses_what_the_decoder_refuses_and_nothing_else(name, damage, key, size):
     data = damaged(JPEGS[name], damage)
