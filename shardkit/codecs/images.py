@@ -62,9 +62,10 @@ _TIFF_NATIVE = {"I;16BS": "I;16NS", "I;32BS": "I;32NS", "F;32BF": "F;32NF"}
 _MODES = {"ppm": ("RGB",), "pgm": ("L", "I;16"), "pbm": ("1",)}
 # What libjpeg says when pixels are missing or wrong; other complaints concern what surrounds them.
 _JPEG_DAMAGE = re.compile(r"premature end|bad (?:Huffman|arithmetic) code|instead of RST", re.IGNORECASE)
+
 MAX_SCANS = 100
-"""The most passes over its pixels that a JPEG may have: progressive ones have about 10, and the decoder's time is their
-number times that of the pixels that the file claims."""
+"""The most scans that a JPEG may have: passes over all of its pixels, each of which may be a few bytes of the file and
+take a millisecond for every million pixels that it claims. Progressive ones have about 10; libtiff has this bound."""
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN = b"\xff\xda"
@@ -199,7 +200,7 @@ def _open_image(data: bytes, max_pixels: int) -> _ImageFile:
         if image.tile and image.tile[0].codec_name == "libtiff":
             _set_raw_mode(image, _TIFF_NATIVE.get(_raw_mode(image), _raw_mode(image)))
     elif kind == "Png":
-        bits = data[24]
+        bits = int(_raw_mode(image).partition(";")[2].rstrip("B") or 8)
     elif kind == "Ppm" and image.mode != "1":
         bits = 8 * _pnm_dtype(image).itemsize
     return _ImageFile(image, kind, bits)
@@ -229,7 +230,7 @@ def _stored_pixels(image: _ImageFile, data: bytes, max_pixels: int) -> npt.NDArr
             f"its channels ({raw_mode}, {bits}-bit{planes}) cannot be read without changing them; store it with plain "
             "alpha, in one plane, or as npy"
         )
-    if kind == "Png" and raw_mode == "LA;16B":  # as many bytes a pixel as 8-bit RGBA has, for which it is given out
+    if raw_mode == "LA;16B" and data[12:16] == b"IHDR":  # read as 8-bit RGBA, which has as many bytes a pixel
         header = b"IHDR" + data[16:24] + b"\x08\x06" + data[26:29]
         other = data[:12] + header + zlib.crc32(header).to_bytes(4) + data[33:]
         return np.array(_loaded(_open_image(other, max_pixels).file)).view(">u2").astype(np.uint16)
@@ -295,8 +296,9 @@ def _pnm_pixels(image: Any, data: bytes) -> npt.NDArray[Any]:
     dtype, shape = _pnm_dtype(image), (image.height, image.width, 3)[: 3 if image.mode == "RGB" else 2]
     count = int(np.prod(shape))
     if codec == "ppm_plain":
-        numbers = re.sub(rb"#[^\r\n]*", b"", data[offset:]).split(None, count)[:count]
-        return np.array([int(number) for number in numbers], dtype=dtype.newbyteorder("=")).reshape(shape)
+        texts = re.finditer(rb"\S+", re.sub(rb"#[^\r\n]*", b"", data[offset:]))
+        numbers = np.fromiter((int(text[0]) for text in texts), dtype.newbyteorder("="), count)
+        return numbers.reshape(shape)
     return np.frombuffer(data, dtype, count, offset).astype(dtype.newbyteorder("=")).reshape(shape)
 
 

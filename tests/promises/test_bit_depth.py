@@ -188,6 +188,22 @@ def test_which_images_of_more_bits_a_pil_image_can_be():
         )
 
 
+@pytest.mark.parametrize(("colour", "bits"), [(0, 16), (2, 16), (4, 16), (6, 16), (2, 8)])
+def test_a_png_whose_header_is_not_its_first_chunk_is_what_was_stored_or_an_error(colour, bits):
+    pixels = np.full((3, 4, *CHANNELS[colour]), (1 << bits) - 2, np.uint16 if bits > 8 else np.uint8)
+    data = png_of(pixels, colour, bits)
+    odd = data[:8] + chunk(b"tEXt", b"Comment\0a comment, long enough") + data[8:]
+    for found in (outcome("png:unchanged", odd), outcome("png", odd)):
+        assert isinstance(found, CodecError) or same_array(found, pixels)
+
+
+@pytest.mark.parametrize("text", [b"", b"1 2 3", b"1 2 3 x", b"1 2 3 -4", b"1 2 3 70000", b"1 2 3 4#"])
+def test_a_plain_pgm_of_other_than_its_numbers_is_an_error(text):
+    found = outcome("pgm:unchanged", b"P2 2 2 65535\n" + text)
+
+    assert isinstance(found, CodecError) != text.endswith(b"#")
+
+
 def test_a_grey_jpeg_stays_grey_and_colours_are_those_of_rgb():
     for image in (Image.fromarray(PHOTO), Image.fromarray(PHOTO[:, :, 0])):
         data = saved(image, "JPEG")
@@ -445,6 +461,19 @@ def test_a_mask_that_is_not_decoded_yet_is_cut_like_one_that_is(key, data):
     made = crop({"mask": pending}, Rng(key))["mask"]
 
     assert same_array(np.ascontiguousarray(made), crop({"mask": pixels}, Rng(key))["mask"])
+
+
+def test_a_mask_as_a_pil_image_keeps_its_numbers_too(stored):
+    for mask, images, exif in (
+        ("classes.png:pil", "rgb", True),
+        ("classes.png", "pil", True),
+        ("classes.png:unchanged", "pil", False),
+    ):
+        make = Resize((20, 24), nearest=("mask",), exif=exif)
+        options = {"fields": {"jpg": "jpg", "mask": mask}, "decode": Decoder(images=images)}
+        dataset = ShardDataset(stored, transform={("jpg", "mask"): make}, **options)
+
+        assert np.array_equal(dataset.by_key("02")["mask"], STORED["02"]["classes.png"][1::2, 1::2])
 
 
 def test_what_is_stored_is_turned_by_its_exif_orientation():
