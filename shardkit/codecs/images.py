@@ -160,7 +160,9 @@ def open_image(data: bytes, *, max_pixels: int) -> "Image":
     image = _open_image(data, max_pixels)
     kept = _bits_of_mode(image.file.mode)
     if image.bits > kept:
-        raise BitDepthError(f"its pixels are {image.bits}-bit, of which a PIL image would keep {kept}")
+        raise BitDepthError(
+            f"its pixels are {image.bits}-bit, of which a PIL image would keep {kept}; ':unchanged' keeps all"
+        )
     loaded: Image = _loaded(image.file)
     return loaded
 
@@ -208,8 +210,10 @@ def _open_image(data: bytes, max_pixels: int) -> _ImageFile:
 
 def _check_eight_bits(bits: int, mode: str) -> None:
     if bits > 8:
-        kind = {"I": " integers", "F": " floats"}.get(mode, "")
-        raise BitDepthError(f"its pixels are {bits}-bit{kind}, expected 8 bits, as rgb keeps no more")
+        kind = {"I": " integers", "F": " floats"}.get(mode, "") if bits == 32 else ""
+        raise BitDepthError(
+            f"its pixels are {bits}-bit{kind}, expected 8 bits, as rgb keeps no more; ':unchanged' does"
+        )
 
 
 def _bits_of_mode(mode: str) -> int:

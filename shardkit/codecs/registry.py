@@ -267,7 +267,7 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
 def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
     """Return the error of a field that cannot be decoded, for a cause."""
     advice = (
-        f"write '{field}:unchanged' in fields= for all of them, or pass decode=Decoder(images='unchanged')"
+        f"write '{field}:unchanged' in fields=, or pass decode=Decoder(images='unchanged')"
         if isinstance(error, BitDepthError)
         else "repair the sample or leave it out, as a stream or a loader does with on_error='skip'"
     )

@@ -236,9 +236,7 @@ def test_pixels_of_32_bits_are_refused_and_not_clipped():
         (Image.fromarray(np.full((2, 2), 0.5, np.float32)), "floats"),
     ):
         data = saved(image, "TIFF")
-        refuses(
-            "tif", data, f"its pixels are 32-bit {kind}, expected 8 bits, as rgb keeps no more; write 'tif:unchanged'"
-        )
+        refuses("tif", data, f"its pixels are 32-bit {kind}, expected 8 bits, .*; write 'tif:unchanged'")
 
         assert np.array_equal(np.asarray(Decoder(images="pil").decode("tif", data)), np.asarray(image))
 
