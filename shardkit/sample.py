@@ -257,7 +257,7 @@ class FieldSelection:
         for name, spec in items:
             alternatives = [split_decoding(part) for part in spec.rstrip().removesuffix("?").split(";")]
             names = tuple(field.lower() for field, _ in alternatives)
-            if not all(names) or name in RESERVED or name in selection.wanted:
+            if not all(names) or not RESERVED.isdisjoint((name, *names)) or name in selection.wanted:
                 raise ArgumentError(f"fields: {name!r} from {spec!r} is empty, reserved or named twice")
             if any("?" in field for field in names):
                 raise ArgumentError(f"fields: {name!r} from {spec!r} has a '?' that is not at its end; write 'a;b?'")

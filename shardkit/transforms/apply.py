@@ -230,8 +230,9 @@ def decode_fields(
         for name, field in selection.choose(sample).items():
             decoded[name] = None if field is None else value_of(name, field)
     else:
-        kept = {name for name, value in sample.items() if value is None or name.startswith("_")}
-        decoded = {name: sample[name] if name in kept else value_of(name, name) for name in sample}
+        decoded = {
+            name: value if value is None or name in RESERVED else value_of(name, name) for name, value in sample.items()
+        }
     if COLUMNS in decoded:
         decoded.update(decoded.pop(COLUMNS))
     return decoded
