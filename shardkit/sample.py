@@ -4,10 +4,10 @@ The grouping and naming rules are those of webdataset, with two named deviations
 a dot, and members below a folder of the form ``__x__``, are skipped in every folder and not only at the top.
 """
 
+import dataclasses
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shardkit.errors import ArgumentError, SampleError
@@ -21,6 +21,9 @@ COLUMNS = "__columns__"
 RESERVED = frozenset({KEY, URL, SOURCE, COLUMNS})
 """Entries of a sample that are not fields: its key, the shard it was read from, the file it was made of; and, until it
 is decoded, its values of the index's columns."""
+
+DECODINGS = ("rgb", "unchanged", "bytes", "pil")
+"""How a field may be asked for: behind its name and a colon, as in ``depth.png:unchanged``; see ``FieldSelection``."""
 
 MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
 
@@ -144,18 +147,78 @@ def fields_of(sample: Mapping[str, Any]) -> list[str]:
     return sorted((name for name in sample if name not in (KEY, URL, SOURCE)), key=str)
 
 
+def split_decoding(text: str) -> tuple[str, str]:
+    """Return the field that a text names, and how it is to be decoded, which is empty where the text does not say.
+
+    Raises:
+        ArgumentError: There is no such way to decode.
+
+    Example:
+        >>> split_decoding("depth.png:unchanged"), split_decoding("jpg")
+        (('depth.png', 'unchanged'), ('jpg', ''))
+    """
+    name, colon, decoding = text.partition(":")
+    decoding = decoding.strip().lower()
+    if colon and decoding not in DECODINGS:
+        raise ArgumentError(
+            f"field {text!r}: {decoding!r} is no way to decode it, expected {', '.join(DECODINGS[:-1])} or "
+            f"{DECODINGS[-1]}; write for example '{name.strip()}:unchanged'"
+        )
+    return name.strip(), decoding
+
+
+def stored_field(text: str) -> str:
+    """Return the field that a text names where nothing is decoded: its bytes are taken as they are stored.
+
+    Raises:
+        ArgumentError: It is to be decoded.
+
+    Example:
+        >>> stored_field("depth.png:unchanged")
+        'depth.png'
+    """
+    name, decoding = split_decoding(text)
+    if decoding not in ("", "unchanged", "bytes"):
+        raise ArgumentError(
+            f"field {text!r}: nothing is decoded here, fields stay as they are stored; leave out ':{decoding}', and "
+            "write it where samples are read"
+        )
+    return name
+
+
 def _has_control(text: str) -> bool:
     return not (text.isascii() and text.isprintable()) and any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FieldSelection:
-    """Which fields of a sample are wanted, and under which names.
+    """Which fields of a sample are wanted, under which names, and how they are decoded.
+
+    A ``fields`` argument names fields, ``("jpg", "cls")``, or gives them new names, ``{"image": "jpg;png", "label":
+    "cls"}``. Each of them is written as
+
+    ::
+
+        alternative ; alternative ; ... ?      the first that a sample has; with "?" None if it has none of them
+        field : decoding                       an alternative; without ":" it is decoded as its name says
+
+    A decoding is one of
+
+    ::
+
+        rgb        an image as uint8, (height, width, 3); more than 8 bits are an error. The default for images
+        unchanged  an image as it is stored: grey and palette numbers (height, width), alpha as another channel,
+                   16 bits as uint16
+        pil        an image as a PIL image
+        bytes      any field as its bytes
+
+    So ``{"image": "jpg;png", "depth": "depth.png:unchanged", "mask": "seg.png:unchanged?"}``.
 
     Attributes:
         wanted: For each name in the result, the fields to take it from, the first that is there; empty: every field
             as it is.
         optional: The names that may be missing; they are None then.
+        decodings: How fields are decoded that say it, by their names in the result and their own.
 
     Example:
         >>> selection = FieldSelection.parse({"image": "jpg;png", "caption": "txt?"})
@@ -165,14 +228,15 @@ class FieldSelection:
 
     wanted: dict[str, tuple[str, ...]]
     optional: frozenset[str]
+    # Not part of what is packed, and so not of a source's fingerprint, which is made of the repr.
+    decodings: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, fields: Sequence[str] | Mapping[str, str] | None) -> "FieldSelection":
         """Return the selection that a ``fields`` argument means.
 
         Args:
-            fields: None for everything; ``("jpg", "cls")``; or ``{"image": "jpg;jpeg;png", "label": "cls"}`` with
-                alternatives in order of preference. A trailing ``?`` makes it optional.
+            fields: None for everything, or as above.
 
         Raises:
             ArgumentError: It is none of these.
@@ -183,28 +247,41 @@ class FieldSelection:
             raise ArgumentError(f'fields must be a sequence or a mapping, got the text {fields!r}; write ("{fields}",)')
         if not isinstance(fields, Iterable):
             raise ArgumentError(f"fields must be a sequence or a mapping of text, got {fields!r}")
-        items = list(fields.items() if isinstance(fields, Mapping) else ((field, field) for field in fields))
+        items = list(fields.items() if isinstance(fields, Mapping) else ((spec, spec) for spec in fields))
         for name, spec in items:
             if not isinstance(name, str) or not isinstance(spec, str):
                 raise ArgumentError(f"fields must be a sequence or a mapping of text, got {spec!r} for {name!r}")
         if not isinstance(fields, Mapping):
-            items = [(spec.split(";")[0].rstrip("?"), spec) for _, spec in items]
-        wanted: dict[str, tuple[str, ...]] = {}
-        optional = set()
+            items = [(re.split("[;:?]", spec, maxsplit=1)[0].strip(), spec) for _, spec in items]
+        selection = cls({}, frozenset(name for name, spec in items if spec.rstrip().endswith("?")))
         for name, spec in items:
-            alternatives = tuple(a.strip().lower() for a in spec.removesuffix("?").split(";"))
-            if not all(alternatives) or name in RESERVED or name in wanted:
+            alternatives = [split_decoding(part) for part in spec.rstrip().removesuffix("?").split(";")]
+            names = tuple(field.lower() for field, _ in alternatives)
+            if not all(names) or not RESERVED.isdisjoint((name, *names)) or name in selection.wanted:
                 raise ArgumentError(f"fields: {name!r} from {spec!r} is empty, reserved or named twice")
-            wanted[name] = alternatives
-            if spec.endswith("?"):
-                optional.add(name)
-        if not wanted:
+            if any("?" in field for field in names):
+                raise ArgumentError(f"fields: {name!r} from {spec!r} has a '?' that is not at its end; write 'a;b?'")
+            selection.wanted[name] = names
+            selection.decodings.update(
+                {(name, field.lower()): decoding for field, decoding in reversed(alternatives) if decoding}
+            )
+        if not selection.wanted:
             raise ArgumentError("fields is empty; leave it out to take every field")
-        return cls(wanted, frozenset(optional))
+        return selection
 
     def wants(self, field: str) -> bool:
         """Say whether a field is needed."""
         return not self.wanted or any(field in alternatives for alternatives in self.wanted.values())
+
+    def with_decoding(self, name: str, field: str) -> str:
+        """Return a field as the selection asks for it under a name: ``depth.png:unchanged``, or its mere name.
+
+        Example:
+            >>> FieldSelection.parse({"depth": "depth.png:unchanged"}).with_decoding("depth", "depth.png")
+            'depth.png:unchanged'
+        """
+        decoding = self.decodings.get((name, field))
+        return f"{field}:{decoding}" if decoding else field
 
     def pick(self, sample: Sample) -> Sample:
         """Return a new sample with the wanted fields under their new names; what is not a field is kept.
@@ -237,12 +314,12 @@ class FieldSelection:
                 chosen[name] = None
         return chosen
 
-    @staticmethod
-    def _missing(sample: Mapping[str, Any], name: str, alternatives: tuple[str, ...]) -> SampleError:
+    def _missing(self, sample: Mapping[str, Any], name: str, alternatives: tuple[str, ...]) -> SampleError:
+        spec = ";".join(self.with_decoding(name, field) for field in alternatives)
         key, url = str(sample.get(KEY, "")), str(sample.get(URL, ""))
         return SampleError(
             f"{url + ': ' if url else ''}sample {key!r}: has no field {' or '.join(alternatives)} (it has "
-            f"{', '.join(fields_of(sample)) or 'none of those asked for'}); write {';'.join(alternatives) + '?'!r} "
+            f"{', '.join(fields_of(sample)) or 'none of those asked for'}); write {spec + '?'!r} "
             "to get None instead",
             key=key,
             url=url,

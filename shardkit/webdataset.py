@@ -86,7 +86,8 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
         seed: The key of the shards' order.
         open_shards: How many shards at a time are read in turns if shards are shuffled. One after the other as
             webdataset by default; with 4, the stage ``.shuffle`` mixes samples of 4 shards.
-        fields: What to read, everything by default: as for ``ShardStream``.
+        fields: What to read, everything by default: as for ``ShardStream``. A field that says how it is decoded, as
+            ``depth.png:unchanged``, is decoded here; ``.decode(..., partial=True)`` then leaves it as it is.
         on_error: ``"skip"`` leaves out the rest of damaged shards and logs it; see ``skipped``. This is about reading:
             the stages have handlers of their own.
         max_skipped: How many shards and samples an epoch may leave out.

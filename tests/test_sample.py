@@ -5,7 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import ArgumentError, SampleError
-from shardkit.sample import KEY, MAX_KEY_BYTES, URL, FieldSelection, check_fields, check_key, split_name, suggest_key
+from shardkit.sample import (
+    DECODINGS,
+    KEY,
+    MAX_KEY_BYTES,
+    URL,
+    FieldSelection,
+    check_fields,
+    check_key,
+    split_decoding,
+    split_name,
+    suggest_key,
+)
 
 NAMES = st.text("aB1._-/ ä\t\x7f\udce4;:?", max_size=12) | st.text(max_size=6)
 
@@ -96,14 +107,52 @@ def test_fields_are_picked_by_name_alternative_and_choice():
     }
 
 
+PLAIN = st.lists(st.sampled_from(["jpg", "seg.png", "cls", "a-b_c.npy"]), min_size=1, max_size=3, unique=True)
+SPACE = st.sampled_from(["", " "])
+
+
+@given(fields=PLAIN, decodings=st.lists(st.sampled_from(["", *DECODINGS]), min_size=3), data=st.data())
+def test_a_field_says_how_it_is_decoded_whatever_else_is_said(fields, decodings, data):
+    said = dict(zip(fields, decodings, strict=False))
+    optional = data.draw(st.sampled_from(["", "?"]))
+    spec = ";".join(
+        f"{data.draw(SPACE)}{field}{data.draw(SPACE)}" + (f":{data.draw(SPACE)}{how.upper()}" if how else "")
+        for field, how in said.items()
+    )
+    for name, selection in (
+        ("new", FieldSelection.parse({"new": spec + optional})),
+        (fields[0], FieldSelection.parse([spec + optional])),
+    ):
+        assert selection.wanted == {name: tuple(fields)}
+        assert selection.optional == ({name} if optional else set())
+        assert selection.decodings == {(name, field): how for field, how in said.items() if how}
+        asked = [selection.with_decoding(name, field) for field in fields]
+        assert [split_decoding(one) for one in asked] == list(said.items())
+        assert FieldSelection.parse({name: ";".join(asked) + optional}) == selection
+
+
+def test_a_missing_field_is_an_error_that_says_how_to_write_it():
+    with pytest.raises(SampleError, match=r"write 'jpg;png:unchanged\?' to get None instead"):
+        FieldSelection.parse({"image": "jpg;png:unchanged"}).pick({KEY: "a", "txt": b""})
+
+
+def test_how_a_field_is_decoded_is_not_part_of_what_is_packed():
+    assert repr(FieldSelection.parse(["png:unchanged"])) == repr(FieldSelection.parse(["png"]))
+
+
 def test_a_missing_field_is_an_error_that_says_what_there_is():
     with pytest.raises(SampleError, match=r"x\.tar: sample 'a': has no field jpg or png \(it has cls, txt\); write"):
         FieldSelection.parse({"image": "jpg;png"}).pick({KEY: "a", URL: "x.tar", "txt": b"", "cls": b""})
 
 
 @pytest.mark.parametrize(
-    "fields", ["jpg", [], {}, [""], ["jpg", "jpg"], {"__key__": "txt"}, {"a": ""}, ["jpg;"]], ids=repr
+    "fields",
+    [
+        *["jpg", [], {}, [""], ["jpg", "jpg"], {"__key__": "txt"}, {"a": ""}, ["jpg;"], ["jpg?;png"], ["?"]],
+        *[[":unchanged"], ["png:"], ["png:grey"], ["png:rgb:rgb"], ["png?:rgb"], {"a": "jpg;png:grey"}],
+    ],
+    ids=repr,
 )
 def test_what_is_no_selection_is_refused(fields):
-    with pytest.raises(ArgumentError, match="fields"):
+    with pytest.raises(ArgumentError, match="field"):
         FieldSelection.parse(fields)

@@ -1,9 +1,10 @@
-"""Image files <-> arrays of pixels.
+"""Image files <-> arrays of pixels: 8-bit RGB, or as they are stored.
 
 Which format an image has is read from its first bytes, never from its name, and the pixels that it claims are bounded
 before anything is decoded. JPEG goes to simplejpeg where that is installed, in half of Pillow's time, PNG and
 WebP to OpenCV where that is installed, in four fifths of it; the rest, and what these refuse although nothing is
-missing, goes to Pillow. The pixels are the same. An image that is cut is an error, also where Pillow would take it.
+missing, goes to Pillow. The pixels are the same. An image that is cut is an error, also where Pillow would take it, and
+so is one that has more bits than were asked for.
 
 Of Pillow only the readers of the formats below are used: others run programs or read what no training set holds. Its
 own bound on pixels, a process-wide setting, is not relied on.
@@ -11,10 +12,12 @@ own bound on pixels, a process-wide setting, is not relied on.
 
 import io
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,24 +49,41 @@ _MAGICS = {  # by the names of Pillow's readers
     "Tiff": rb"II[*+]\0|MM\0[*+]",
     "Ppm": rb"P[1-6][\s#]",
 }
-_SAVE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95}, "WEBP": {"quality": 95}}
+# A GIF that is optimised has other numbers than those of the greys that it was made of.
+_SAVE_OPTIONS: dict[str, dict[str, Any]] = {
+    "JPEG": {"quality": 95},
+    "WEBP": {"quality": 95},
+    "GIF": {"optimize": False},
+}
 _TIFF_TILE_SIZE = (322, 323)
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES, _TIFF_EXTRA, _TIFF_FORMAT = 258, 262, 284, 338, 339
+# What libtiff decompresses has this machine's order of bytes; of these types Pillow 13 takes it for the file's.
+_TIFF_NATIVE = {"I;16BS": "I;16NS", "I;32BS": "I;32NS", "F;32BF": "F;32NF"}
 _MODES = {"ppm": ("RGB",), "pgm": ("L", "I;16"), "pbm": ("1",)}
 # What libjpeg says when pixels are missing or wrong; other complaints concern what surrounds them.
 _JPEG_DAMAGE = re.compile(r"premature end|bad (?:Huffman|arithmetic) code|instead of RST", re.IGNORECASE)
-# ... when there is more than the pixels that a JPEG claims, up to its end or to a marker between pixels.
-_JPEG_REST = re.compile(r"extraneous bytes before marker 0xd[0-79]\Z")
-_JPEG_FRAMES = (0xC0, 0xC1)  # the markers of those that are decoded from top to bottom, ...
-_JPEG_ALL_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # ... and of all
-_LEAST_ROWS_SAVED = 32  # less is not worth a copy of the file
+
+MAX_SCANS = 100
+"""The most scans that a JPEG may have: passes over all of its pixels, each of which may be a few bytes of the file and
+take a millisecond for every million pixels that it claims. Progressive ones have about 10; libtiff has this bound."""
+
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCAN = b"\xff\xda"
+# A marker of a JPEG that a segment with a length follows, or that ends the file. Others stand alone, or are none.
+_JPEG_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd8-\xfe])")
+_SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+
+
+class BitDepthError(ValueError):
+    """An image has more bits a channel than the way in which it is decoded keeps; ``decode_unchanged`` keeps them."""
 
 
 def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
     """Return an image's pixels.
 
     Everything becomes RGB: grey and black-and-white are repeated, palettes and CMYK converted. Alpha is dropped, not
-    blended. Of 16 bits a channel the upper 8 are kept. Of an animation or several pages the first is decoded. An EXIF
-    orientation is not applied, except that of a TIFF, which Pillow always applies.
+    blended. Of an animation or several pages the first is decoded. An EXIF orientation is not applied, except that of
+    a TIFF, which Pillow always applies.
 
     Args:
         data: The file.
@@ -73,8 +93,8 @@ def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
         uint8, (height, width, 3), RGB; it can be written to.
 
     Raises:
-        ValueError: It is no image, claims too many pixels, is cut, or has values that 8 bits cannot say (float, 32-bit
-            integers).
+        BitDepthError: It has more than 8 bits a channel.
+        ValueError: It is no image, claims too many pixels, is cut, or is a JPEG of more than ``MAX_SCANS`` passes.
         Exception: Whatever Pillow raises on a damaged file.
     """
     size = jpeg_size(data, max_pixels=max_pixels)
@@ -82,19 +102,80 @@ def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
     return decode_other_image(data, max_pixels=max_pixels) if pixels is None else pixels
 
 
-def decode_other_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an image that ``decode_jpeg`` does not decode; as ``decode_image`` otherwise."""
-    pixels = _decode_with_opencv(data, max_pixels)
-    return rgb_of(open_image(data, max_pixels=max_pixels)) if pixels is None else pixels
+def decode_other_image(data: bytes, *, max_pixels: int, exif: bool = False) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an image that ``decode_jpeg`` does not decode; as ``decode_image`` otherwise.
+
+    Args:
+        data: The file.
+        max_pixels: As for ``decode_image``.
+        exif: Turn it as its EXIF orientation says.
+    """
+    pixels = None if exif else _decode_with_opencv(data, max_pixels)
+    if pixels is not None:
+        return pixels
+    image = _open_image(data, max_pixels)
+    _check_eight_bits(image.bits, image.file.mode)
+    loaded = _loaded(image.file)
+    return rgb_of(upright(loaded) if exif else loaded)
+
+
+def decode_unchanged(data: bytes, *, max_pixels: int, exif: bool = False) -> npt.NDArray[Any]:
+    """Return an image's pixels as the file has them, to the last bit.
+
+    Grey is uint8 or uint16, (height, width), also of 2 or 4 bits; black and white is 0 and 1; a palette's pixels are
+    their numbers in it; colours are uint8 or uint16, (height, width, 3), and alpha is another channel. CMYK is
+    (height, width, 4). A TIFF may also be int16, int32, uint32 or float32. What no array can say exactly is an error.
+
+    Args:
+        data: The file.
+        max_pixels: As for ``decode_image``.
+        exif: Turn it as its EXIF orientation says.
+
+    Raises:
+        ValueError: As for ``decode_image``; or its pixels cannot be read without changing them.
+        Exception: Whatever Pillow raises on a damaged file.
+    """
+    size = jpeg_size(data, max_pixels=max_pixels)
+    pixels: npt.NDArray[Any] | None = decode_jpeg(data, size) if size else None
+    if pixels is None:
+        image = _open_image(data, max_pixels)
+        pixels = _stored_pixels(image, data, max_pixels)
+        orientation = _orientation(image.file.getexif()) if exif else 1
+    else:
+        pixels = pixels[:, :, 0] if _is_grey(data) else pixels
+        orientation = jpeg_orientation(data) if exif else 1
+    return np.ascontiguousarray(oriented(pixels, orientation))
 
 
 def open_image(data: bytes, *, max_pixels: int) -> "Image":
-    """Return an image as Pillow has it, loaded, in the mode of the file: a palette stays one, 16 bits stay 16.
+    """Return an image as Pillow has it, loaded, in the mode of the file: a palette stays one, 16-bit grey stays that.
 
     Of tif, gif and webp Pillow warns beyond ``PIL.Image.MAX_IMAGE_PIXELS``, and refuses what is beyond twice that.
 
-    Args and errors as for ``decode_image``.
+    Args and errors as for ``decode_image``, but that only those bits are too many for which Pillow has no mode.
     """
+    size = jpeg_size(data, max_pixels=max_pixels)
+    if size:  # Pillow takes damaged ones; a small image shows the same damage
+        decode_jpeg(data, size, divisor=8 if min(size) >= 8 else 1)
+    image = _open_image(data, max_pixels)
+    kept = _bits_of_mode(image.file.mode)
+    if image.bits > kept:
+        raise BitDepthError(
+            f"its pixels are {image.bits}-bit, of which a PIL image would keep {kept}; ':unchanged' keeps all"
+        )
+    loaded: Image = _loaded(image.file)
+    return loaded
+
+
+class _ImageFile(NamedTuple):
+    """An image that Pillow has opened and not loaded."""
+
+    file: Any
+    kind: str
+    bits: int
+
+
+def _open_image(data: bytes, max_pixels: int) -> _ImageFile:
     from PIL import ImageFile
 
     if ImageFile.LOAD_TRUNCATED_IMAGES:
@@ -104,7 +185,9 @@ def open_image(data: bytes, *, max_pixels: int) -> "Image":
     kind = next((kind for kind, magic in _MAGICS.items() if re.match(magic, data, re.DOTALL)), None)
     if kind is None:
         raise ValueError(f"it begins with {data[:8]!r}, as no image does that shardkit reads")
-    if kind == "Png":
+    if kind == "Jpeg":
+        _check_scans(data)
+    elif kind == "Png":
         _check_png(data)
     elif kind == "Gif":
         _check_gif(data)
@@ -112,10 +195,131 @@ def open_image(data: bytes, *, max_pixels: int) -> "Image":
         _check_pixels(_webp_size(data), max_pixels)  # Pillow takes the memory for the pixels when it opens the file
     image = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")(io.BytesIO(data))
     _check_pixels(image.size, max_pixels)
+    bits = 8
     if kind == "Tiff":  # libtiff takes the memory for a whole tile, which may be larger than the image
         _check_pixels(tuple(image.tag_v2.get(tag, 0) for tag in _TIFF_TILE_SIZE), max_pixels)
+        bits = max(image.tag_v2.get(_TIFF_BITS, (1,)))
+        if image.tile and image.tile[0].codec_name == "libtiff":
+            _set_raw_mode(image, _TIFF_NATIVE.get(_raw_mode(image), _raw_mode(image)))
+    elif kind == "Png":
+        bits = int(_raw_mode(image).partition(";")[2].rstrip("B") or 8)
+    elif kind == "Ppm" and image.mode != "1":
+        bits = 8 * _pnm_dtype(image).itemsize
+    return _ImageFile(image, kind, bits)
+
+
+def _check_eight_bits(bits: int, mode: str) -> None:
+    if bits > 8:
+        kind = {"I": " integers", "F": " floats"}.get(mode, "") if bits == 32 else ""
+        raise BitDepthError(
+            f"its pixels are {bits}-bit{kind}, expected 8 bits, as rgb keeps no more; ':unchanged' does"
+        )
+
+
+def _bits_of_mode(mode: str) -> int:
+    return 16 if mode.startswith("I;16") else 32 if mode in ("I", "F") else 8
+
+
+def _stored_pixels(image: _ImageFile, data: bytes, max_pixels: int) -> npt.NDArray[Any]:
+    """Return the pixels of an image that was opened and not loaded."""
+    file, kind, bits = image
+    raw_mode = _raw_mode(file)
+    if kind == "Ppm" and file.mode != "1":
+        return _pnm_pixels(file, data)
+    tags = file.tag_v2 if kind == "Tiff" else {}
+    is_planar = tags.get(_TIFF_PLANES, 1) != 1
+    if {0, 1} & set(tags.get(_TIFF_EXTRA, ())) or (is_planar and (bits > 8 or file.mode in ("LA", "PA"))):
+        planes = ", in planes" if is_planar else ""
+        raise ValueError(
+            f"its channels ({raw_mode}, {bits}-bit{planes}) cannot be read without changing them; store it with plain "
+            "alpha, in one plane, or as npy"
+        )
+    if raw_mode == "LA;16B" and data[12:16] == b"IHDR":  # read as 8-bit RGBA, which has as many bytes a pixel
+        header = b"IHDR" + data[16:24] + b"\x08\x06" + data[26:29]
+        other = data[:12] + header + zlib.crc32(header).to_bytes(4) + data[33:]
+        return np.array(_loaded(_open_image(other, max_pixels).file)).view(">u2").astype(np.uint16)
+    if bits > _bits_of_mode(file.mode):
+        return _sixteen_bits(image, _open_image(data, max_pixels).file)
+    pixels = np.array(_loaded(file))
+    if file.mode == "1":
+        return pixels.astype(np.uint8)
+    if file.mode == "L" and tags.get(_TIFF_PHOTOMETRIC) == 0:  # white is 0, which Pillow turns round
+        pixels = ~pixels
+    if file.mode == "L" and bits in (2, 4):  # Pillow spreads them over the 8 bits
+        return pixels // np.uint8(255 // (2**bits - 1))
+    if tags and file.mode in ("L", "I"):  # Pillow does not have all of the types
+        sign = "i" if tags.get(_TIFF_FORMAT, (1,))[0] == 2 else "u"
+        pixels = pixels.astype(np.int16) if bits == 16 else pixels
+        return pixels.view(f"{sign}{pixels.itemsize}")
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+
+
+def _sixteen_bits(image: _ImageFile, other: Any) -> npt.NDArray[np.uint16]:
+    """Return colours of 16 bits. Pillow keeps the upper byte of each; if told that the bytes are swapped, the lower.
+
+    Args:
+        image: The image.
+        other: The same, opened once more.
+    """
+    raw_mode = _raw_mode(image.file)
+    if image.bits != 16 or not re.fullmatch("(RGB|RGBA|CMYK);16[BLN]", raw_mode):
+        raise ValueError(f"its pixels have {image.bits} bits ({raw_mode}), which Pillow cannot read; store it as npy")
+    _set_raw_mode(other, raw_mode[:-1] + _SWAPPED[raw_mode[-1]])
+    upper, lower = np.asarray(_loaded(image.file)), np.asarray(_loaded(other))
+    pixels: npt.NDArray[np.uint16] = upper.astype(np.uint16) << 8 | lower
+    return pixels
+
+
+def _loaded(image: Any) -> Any:
     image.load()
-    return cast("Image", image)
+    return image
+
+
+def _raw_mode(image: Any) -> str:
+    """Return what Pillow calls the way in which the pixels of an image that is not loaded are stored."""
+    args = image.tile[0].args if image.tile else ""
+    return str(args[0] if isinstance(args, tuple) else args)
+
+
+def _set_raw_mode(image: Any, raw_mode: str) -> None:
+    for number, tile in enumerate(image.tile):
+        args = raw_mode if isinstance(tile.args, str) else (raw_mode, *tile.args[1:])
+        image.tile[number] = tile._replace(args=args)
+
+
+def _pnm_dtype(image: Any) -> "np.dtype[Any]":
+    """Return the type of the numbers in a PGM or PPM that was opened and not loaded."""
+    codec, _, _, args = image.tile[0]
+    largest = args[1] if codec != "raw" else 65535 if image.mode == "I" else 255
+    return np.dtype(">u2" if largest > 255 else np.uint8)
+
+
+def _pnm_pixels(image: Any, data: bytes) -> npt.NDArray[Any]:
+    """Return the numbers of a PGM or PPM, which Pillow would stretch where the largest is not 255 or 65535."""
+    codec, _, offset, _ = image.tile[0]
+    dtype, shape = _pnm_dtype(image), (image.height, image.width, 3)[: 3 if image.mode == "RGB" else 2]
+    count = int(np.prod(shape))
+    if codec == "ppm_plain":
+        texts = re.finditer(rb"\S+", re.sub(rb"#[^\r\n]*", b"", data[offset:]))
+        numbers = np.fromiter((int(text[0]) for text in texts), dtype.newbyteorder("="), count)
+        return numbers.reshape(shape)
+    return np.frombuffer(data, dtype, count, offset).astype(dtype.newbyteorder("=")).reshape(shape)
+
+
+def upright(image: "Image") -> "Image":
+    """Return a PIL image turned as its EXIF orientation says."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
+def oriented(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
+    """Return a view of an image that is turned as an EXIF orientation says."""
+    if orientation in (3, 4, 6, 7):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 7, 8):
+        pixels = pixels[:, ::-1]
+    return pixels.swapaxes(0, 1) if orientation >= 5 else pixels
 
 
 def encode_image(component: str, value: object) -> bytes:
@@ -165,7 +369,7 @@ def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] |
     """Return height and width of a JPEG that ``decode_jpeg`` may decode; None of what is for Pillow to decide.
 
     Raises:
-        ValueError: It is cut.
+        ValueError: It is cut, or has more than ``MAX_SCANS`` passes.
     """
     if data[:2] != b"\xff\xd8":
         return None
@@ -181,12 +385,11 @@ def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] |
         return None
     if width * height > max_pixels or colours in ("CMYK", "YCCK"):
         return None  # Pillow refuses the one, and converts the other as it does without simplejpeg
+    _check_scans(data)
     return height, width
 
 
-def decode_jpeg(
-    data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1, rows: int | None = None
-) -> npt.NDArray[np.uint8] | None:
+def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1) -> npt.NDArray[np.uint8] | None:
     """Return the pixels of a JPEG, without the GIL; None if it is for Pillow to decide.
 
     Args:
@@ -194,17 +397,12 @@ def decode_jpeg(
         size: What ``jpeg_size`` returned.
         divisor: 1, 2, 4 or 8: decode to a smaller image, of which a pixel is about the mean of so many squared. An
             incomplete pixel at the right or at the bottom counts as one. Only for images of 8 pixels a side or more.
-        rows: How many of the image's rows are needed, from the top. There may be more in the result, and they may be
-            wrong. Damage in the others is not always noticed; that the file is cut, always.
 
     Raises:
-        ValueError: It is damaged or cut.
+        ValueError: It is damaged or cut, wherever that is.
     """
     import simplejpeg
 
-    upper_rows = None if rows is None else _decode_upper_rows(data, size, divisor, rows)
-    if upper_rows is not None:
-        return upper_rows
     # It takes the smallest n/8 that gives at least so many pixels; of fewer than 8 a side, several give as many.
     height, width = (-(-side // divisor) for side in size) if divisor > 1 else (0, 0)
     try:
@@ -216,35 +414,20 @@ def decode_jpeg(
     return pixels
 
 
-def _decode_upper_rows(
-    data: bytes | memoryview, size: tuple[int, int], divisor: int, rows: int
-) -> npt.NDArray[np.uint8] | None:
-    """Return the upper rows of a JPEG, decoded as if it ended below them; None if it has to be decoded whole.
-
-    libjpeg then complains of the rest of the file. It says what it complained of first, so that all is well above.
-    """
-    import simplejpeg
-
-    rows += 2 * divisor  # what smooth upsampling of the colours looks at
-    at = _height_place(data) if rows + _LEAST_ROWS_SAVED <= size[0] else None
-    if at is None:
-        return None
-    shortened = np.frombuffer(data, np.uint8).copy()  # without the GIL
-    shortened[at : at + 2] = divmod(rows, 256)
-    height, width = -(-rows // divisor), -(-size[1] // divisor)
-    pixels = np.empty((height, width, 3), np.uint8)
-    try:
-        simplejpeg.decode_jpeg(shortened, "RGB", min_height=height, min_width=width, buffer=pixels)
-    except ValueError as error:
-        return pixels if _JPEG_REST.search(str(error)) else None
-    return pixels
+def _is_grey(data: bytes | memoryview) -> bool:
+    """Return whether a JPEG has one channel."""
+    frames = (begin for marker, begin, _ in _jpeg_segments(data) if marker in _JPEG_FRAMES)
+    return data[next(frames) + 5] == 1
 
 
-def _height_place(data: bytes | memoryview) -> int | None:
-    """Return where a JPEG that is decoded from top to bottom has its height; None for others."""
-    frames = ((marker, begin) for marker, begin, _ in _jpeg_segments(data) if marker in _JPEG_ALL_FRAMES)
-    marker, begin = next(frames, (0, 0))
-    return begin + 1 if marker in _JPEG_FRAMES else None
+def _check_scans(data: bytes | memoryview) -> None:
+    """Raise if a JPEG has more passes over its pixels than one should need."""
+    data = bytes(data)
+    if len(data.split(_SCAN, MAX_SCANS + 1)) <= MAX_SCANS + 1:
+        return
+    # Some of these may be in thumbnails and the like.
+    if sum(marker == _SCAN[1] for marker, _, _ in _jpeg_segments(data)) > MAX_SCANS:
+        raise ValueError(f"it is a JPEG of more than {MAX_SCANS} scans, as no encoder makes them")
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
@@ -253,27 +436,33 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
     Raises:
         Exception: Whatever Pillow raises on damaged EXIF data.
     """
-    for marker, begin, end in _jpeg_segments(data):
+    for marker, begin, end in takewhile(lambda segment: segment[0] != _SCAN[1], _jpeg_segments(data)):
         if marker == 0xE1 and data[begin : begin + 6] == b"Exif\0\0":
-            from PIL import ExifTags, Image
+            from PIL import Image
 
             exif = Image.Exif()
             exif.load(bytes(data[begin:end]))
-            orientation: int = exif.get(ExifTags.Base.Orientation, 1)
-            return orientation if orientation in range(1, 9) else 1
+            return _orientation(exif)
     return 1
 
 
+def _orientation(exif: Any) -> int:
+    from PIL import ExifTags
+
+    orientation: int = exif.get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(1, 9) else 1
+
+
 def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield the marker of each segment before the pixels, and where its content begins and ends."""
+    """Yield the marker of each segment, and where its content begins and ends; of a scan, that is only its header.
+
+    They are what the decoder finds, which skips what is between a segment's end and the next marker.
+    """
     at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:  # the pixels
-        if data[at + 1] == 0xFF:  # there may be any number of these before a marker
-            at += 1
-            continue
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        yield data[at + 1], at + 4, end
-        at = end
+    while (found := _JPEG_MARKER.search(data, at)) and found[1] not in (b"\xd8", b"\xd9"):  # another image, the end
+        begin = found.end() + 2
+        at = begin + max(0, int.from_bytes(data[begin - 2 : begin]) - 2)
+        yield found[1][0], begin, at
 
 
 def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
@@ -291,7 +480,7 @@ def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] |
         width, height = _webp_size(data)
     else:
         return None
-    if width * height > max_pixels:
+    if width * height > max_pixels or (data[:1] == b"\x89" and data[24] > 8):
         return None
     try:
         import cv2
@@ -308,15 +497,9 @@ def rgb_of(image: "Image") -> npt.NDArray[np.uint8]:
     """Return the pixels of a PIL image as ``decode_image`` has them.
 
     Raises:
-        ValueError: Its values cannot be said with 8 bits.
+        BitDepthError: It has more than 8 bits a channel.
     """
-    sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-    if sixteen_bits:
-        grey = (np.asarray(image) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    if image.mode in ("I", "F"):
-        kind = "integers" if image.mode == "I" else "floats"
-        raise ValueError(f"its pixels are 32-bit {kind}, expected 8 or 16 bits; store them as npy, or use images='pil'")
+    _check_eight_bits(_bits_of_mode(image.mode), image.mode)
     if "transparency" in image.info and image.mode == "P":
         image = image.convert("RGBA")  # Pillow warns of the direct way to RGB
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))

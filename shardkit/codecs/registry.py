@@ -4,8 +4,8 @@
 
     field                              decoded                                          encoded from
     ---------------------------------  -----------------------------------------------  -----------------------------
-    jpg jpeg png webp gif bmp tif      uint8, (height, width, 3), RGB, or a PIL image   uint8 array or PIL image
-      tiff ppm pgm pbm
+    jpg jpeg png webp gif bmp tif      uint8, (height, width, 3), RGB; or as they say,  uint8 array or PIL image
+      tiff ppm pgm pbm                   see below
     txt text caption transcript        str, from UTF-8                                  str
     cls index id count                 int of 64 bits, from decimal digits              int, or what Python takes as one
     json                               what JSON says                                   what JSON can say
@@ -16,10 +16,13 @@
     *.gz *.zst                         decompressed, then as the component before says  as the component before says
     anything else                      bytes                                            bytes
 
+A field may say how it is decoded: ``depth.png:unchanged`` for an image as it is stored, ``jpg:pil`` for a PIL image,
+``jpg:bytes`` for what is in the tar; see ``sample.FieldSelection``.
+
 Bytes are taken as they are when a sample is written, whatever the field, and text as UTF-8. Every pair gives back what
-it was given, but for lossy images (see ``encode_image``), for what JSON does not know (tuples come back as lists, all
-keys as text), and for what an array was made of. There is no pickle. Everything that a file claims is bounded before
-it is believed.
+it was given, but for images as RGB (``:unchanged`` gives them back), for lossy images (see ``encode_image``), for what
+JSON does not know (tuples come back as lists, all keys as text), and for what an array was made of. There is no pickle.
+Everything that a file claims is bounded before it is believed.
 """
 
 import json
@@ -28,15 +31,22 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from shardkit.codecs.arrays import decode_npy, decode_npz, decode_pth, encode_npy, encode_npz, encode_pth
 from shardkit.codecs.compress import compress_frame, gzip_writer
 from shardkit.codecs.decompress import decompress
-from shardkit.codecs.images import IMAGE_FIELDS, decode_image, encode_image, open_image
+from shardkit.codecs.images import (
+    IMAGE_FIELDS,
+    BitDepthError,
+    decode_image,
+    decode_unchanged,
+    encode_image,
+    open_image,
+)
 from shardkit.errors import ArgumentError, CodecError, ShardkitError
-from shardkit.sample import KEY, URL, Sample
+from shardkit.sample import DECODINGS, KEY, URL, Sample, split_decoding
 
 MAX_PIXELS = (1 << 28) // 3
 """The default limit on an image's pixels: 89 million, 256 MiB of RGB, where Pillow begins to warn."""
@@ -103,8 +113,9 @@ class Decoder:
     """Makes values of the bytes of fields. It can be pickled if the registered functions can.
 
     Attributes:
-        images: ``"numpy"`` for uint8, (height, width, 3), RGB; ``"pil"`` for PIL images, loaded, in the mode of the
-            file.
+        images: How images are decoded that do not say it themselves: ``"rgb"`` for uint8, (height, width, 3);
+            ``"unchanged"`` for arrays of what is stored; ``"pil"`` for PIL images, loaded, in the mode of the file;
+            ``"bytes"``. ``"numpy"`` is an older word for ``"rgb"``.
         max_pixels: The most pixels that an image may have.
         max_array_bytes: The most bytes that the arrays of one field may take.
         max_decompressed_bytes: The most bytes that a ``gz`` or ``zst`` field may hold.
@@ -118,15 +129,17 @@ class Decoder:
         {'cat': 0.9}
     """
 
-    images: Literal["numpy", "pil"] = "numpy"
+    images: Literal["rgb", "unchanged", "pil", "bytes", "numpy"] = "rgb"
     max_pixels: int = MAX_PIXELS
     max_array_bytes: int = MAX_ARRAY_BYTES
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)
 
     def __post_init__(self) -> None:
-        if self.images not in ("numpy", "pil"):
-            raise ArgumentError(f"images must be 'numpy' or 'pil', got {self.images!r}")
+        if self.images == "numpy":
+            object.__setattr__(self, "images", "rgb")
+        if self.images not in DECODINGS:
+            raise ArgumentError(f"images must be one of {', '.join(DECODINGS)}, got {self.images!r}")
         for name in ("max_pixels", "max_array_bytes", "max_decompressed_bytes"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -136,29 +149,51 @@ class Decoder:
         """Return the value of one field.
 
         Args:
-            field: Its name; the last component says what it is.
+            field: Its name; the last component says what it is. It may say how it is decoded: ``depth.png:unchanged``.
             data: Its bytes.
             key: The sample, for messages.
             url: The shard, for messages.
 
         Raises:
             CodecError: The bytes are damaged, not what the field's name says, or exceed a limit. The cause is chained.
+            ArgumentError: It cannot be decoded as it says.
         """
+        decoding = self.decoding_of(field)
+        if decoding == "bytes":
+            return bytes(data)
         try:
-            return self._decode(field.lower().split("."), bytes(data))
+            return self._decode(_parsed(field).components, bytes(data), decoding)
         except Exception as error:
-            raise undecodable(error, field, key=key, url=url) from error
+            raise undecodable(error, _parsed(field).name, key=key, url=url) from error
 
-    def takes_as_image(self, field: str) -> bool:
-        """Return whether a field is decoded as an image, and not by a registered codec.
+    def decoding_of(self, field: str) -> str:
+        """Return how a field is decoded: as it says itself; else, an image, as ``images`` says; else empty.
+
+        Raises:
+            ArgumentError: It cannot be decoded as it says.
 
         Example:
-            >>> Decoder().takes_as_image("seg.png"), Decoder().takes_as_image("png.gz")
-            (True, False)
+            >>> [Decoder().decoding_of(field) for field in ("seg.png:unchanged", "png.gz", "cls")]
+            ['unchanged', 'rgb', '']
         """
-        component = field.lower().rpartition(".")[2]
+        name, decoding, _, component = _parsed(field)
+        if not component and decoding not in ("", "bytes"):
+            raise ArgumentError(
+                f"field {field!r}: {name!r} is no image, and {decoding!r} is for images; leave it out, or write "
+                f"'{name}:bytes' for its bytes"
+            )
         codec = self.codecs.get(component)
-        return component in IMAGE_FIELDS and not (codec and codec.decode)
+        return decoding or (self.images if component and not (codec and codec.decode) else "")
+
+    def takes_as_image(self, field: str) -> bool:
+        """Return whether a field is an image whose pixels are asked for, which a transform may decode itself.
+
+        Example:
+            >>> [Decoder().takes_as_image(field) for field in ("seg.png", "png:unchanged", "png:pil", "png.gz")]
+            [True, True, False, False]
+        """
+        _, decoding, components, _ = _parsed(field)
+        return components[-1] not in _COMPRESSED and decoding != "pil" and self.decoding_of(field) not in ("", "bytes")
 
     def decode_sample(self, sample: Sample) -> Sample:
         """Return the sample with the values of all its fields. Names with ``_`` in front, and None, stay as they are.
@@ -176,16 +211,28 @@ class Decoder:
             for name, value in sample.items()
         }
 
-    def _decode(self, components: list[str], data: bytes) -> Any:
-        component = components.pop()
-        while component in _COMPRESSED:
-            data = decompress(data, component, self.max_decompressed_bytes)
-            component = components.pop() if components else ""
+    def _decode(self, components: tuple[str, ...], data: bytes, decoding: str) -> Any:
+        while components and components[-1] in _COMPRESSED:
+            data = decompress(data, components[-1], self.max_decompressed_bytes)
+            components = components[:-1]
+        if decoding:
+            return _IMAGES[decoding](data, self.max_pixels)
+        component = components[-1] if components else ""
         codec = self.codecs.get(component)
         if codec and codec.decode:
             return codec.decode(data)
         builtin = _BUILTIN.get(component)
         return builtin.decode(data, self) if builtin else data
+
+
+def names_image(field: str) -> bool:
+    """Return whether a field's name is that of an image, perhaps a compressed one.
+
+    Example:
+        >>> names_image("seg.png"), names_image("png.gz"), names_image("cls")
+        (True, True, False)
+    """
+    return bool(_parsed(field).image)
 
 
 class LightKind(Enum):
@@ -204,22 +251,28 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
     """Return what kind of light values a field has; None for images, containers, compressed and registered fields.
 
     Example:
-        >>> light_kind("cls", Decoder()), light_kind("jpg", Decoder()), light_kind("jpg", None)
+        >>> light_kind("cls", Decoder()), light_kind("jpg", Decoder()), light_kind("jpg:bytes", Decoder())
         (<LightKind.INT: 'int'>, None, <LightKind.BYTES: 'bytes'>)
     """
-    component = field.lower().rpartition(".")[2]
     if decoder is None:
+        return LightKind.BYTES if _parsed(field).decoding in ("", "bytes") else None
+    if decoder.decoding_of(field) == "bytes":
         return LightKind.BYTES
+    component = _parsed(field).components[-1]
     if component in decoder.codecs or component in _COMPRESSED:
         return None
-    return _LIGHT.get(component, None if component in _BUILTIN else LightKind.BYTES)
+    return _LIGHT.get(component, None if component in _BUILTIN or component in IMAGE_FIELDS else LightKind.BYTES)
 
 
 def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
     """Return the error of a field that cannot be decoded, for a cause."""
+    advice = (
+        f"write '{field}:unchanged' in fields=, or pass decode=Decoder(images='unchanged')"
+        if isinstance(error, BitDepthError)
+        else "repair the sample or leave it out, as a stream or a loader does with on_error='skip'"
+    )
     return CodecError(
-        f"{_place(field, key, url)} cannot be decoded: {describe_cause(error)}; repair the sample or leave it "
-        "out, as a stream or a loader does with on_error='skip'",
+        f"{_place(field, key, url)} cannot be decoded: {describe_cause(error)}; {advice}",
         url=url,
         key=key,
         field=field,
@@ -275,6 +328,8 @@ def _encode(component: str, value: Any, codecs: Mapping[str, Codec]) -> bytes:
         return data
     if isinstance(value, str):
         return value.encode()
+    if component in IMAGE_FIELDS:
+        return encode_image(component, value)
     builtin = _BUILTIN.get(component)
     if builtin:
         return builtin.encode(value)
@@ -286,9 +341,28 @@ class _Builtin(NamedTuple):
     encode: Callable[[Any], bytes]
 
 
-def _decode_image(data: bytes, decoder: Decoder) -> Any:
-    decode = decode_image if decoder.images == "numpy" else open_image
-    return decode(data, max_pixels=decoder.max_pixels)
+_IMAGES: dict[str, Callable[[bytes, int], Any]] = {
+    "rgb": lambda data, max_pixels: decode_image(data, max_pixels=max_pixels),
+    "unchanged": lambda data, max_pixels: decode_unchanged(data, max_pixels=max_pixels),
+    "pil": lambda data, max_pixels: open_image(data, max_pixels=max_pixels),
+}
+
+
+class _Field(NamedTuple):
+    """A field as it is asked for. Of an image, ``image`` is the component that says so, even if others follow."""
+
+    name: str
+    decoding: str
+    components: tuple[str, ...]
+    image: str
+
+
+@lru_cache(1024)
+def _parsed(field: str) -> _Field:
+    name, decoding = split_decoding(field)
+    components = tuple(name.lower().split("."))
+    component = next((one for one in reversed(components) if one not in _COMPRESSED), "")
+    return _Field(name, decoding, components, component if component in IMAGE_FIELDS else "")
 
 
 def _encode_text(value: object) -> bytes:
@@ -333,7 +407,6 @@ def _encode_jsonl(value: object) -> bytes:
 
 
 _BUILTIN = {
-    **{name: _Builtin(_decode_image, partial(encode_image, name)) for name in IMAGE_FIELDS},
     **dict.fromkeys(("txt", "text", "caption", "transcript"), _Builtin(lambda data, _: data.decode(), _encode_text)),
     **dict.fromkeys(("cls", "index", "id", "count"), _Builtin(lambda data, _: _decode_int(data), _encode_int)),
     "json": _Builtin(lambda data, _: json.loads(data), _encode_json),

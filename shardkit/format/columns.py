@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ArgumentError, CodecError, ShardkitError
-from shardkit.sample import KEY
+from shardkit.sample import KEY, split_decoding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,6 +15,8 @@ Column: TypeAlias = str | Callable[[Mapping[str, Any]], object]
 
 class DecodedView(Mapping[str, Any]):
     """A sample whose fields are decoded when they are first looked at. It cannot be changed.
+
+    A field may be asked for as in a ``fields`` argument, such as ``view["depth.png:unchanged"]``.
 
     Example:
         >>> view = DecodedView("0001", {"cls": b"7"}, Decoder())
@@ -30,7 +32,7 @@ class DecodedView(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._decoded:
-            self._decoded[name] = self._decoder.decode(name, self._fields[name], key=self._key)
+            self._decoded[name] = self._decoder.decode(name, self._fields[split_decoding(name)[0]], key=self._key)
         return self._decoded[name]
 
     def __iter__(self) -> Iterator[str]:

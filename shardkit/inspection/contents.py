@@ -21,7 +21,7 @@ from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, re
 from shardkit.format.scan import group_members, range_reader
 from shardkit.format.tar import read_members
 from shardkit.reading.forward import ShardLocation, find_shards
-from shardkit.sample import KEY, split_name
+from shardkit.sample import KEY, split_name, stored_field
 from shardkit.storage.base import STDIN, Storage, join, read_right
 from shardkit.storage.registry import storage_for
 
@@ -188,6 +188,7 @@ def read_member(
         SampleError: There is no such sample, or it has no such field.
         ShardError: The member is damaged.
     """
+    field = stored_field(field)
     for shard in _open(url, storage_options, allow_any_url=allow_any_url)[1]:
         found, data = shard.find(key, field)
         if data is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardkit.codecs.images import IMAGE_FIELDS
+from shardkit.codecs.registry import names_image
 from shardkit.errors import ArgumentError, SampleError
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 
@@ -20,9 +20,9 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mappi
     """Return samples as one batch.
 
     Values that all are arrays, or all tensors, of one shape and type become a tensor with one more dimension in front;
-    so do whole numbers (int64), floats (float64) and bools. Images, which are uint8, (height, width, 3), in an image
-    field, become uint8, (batch, 3, height, width), with the channels last in memory. Everything else (text, bytes,
-    values of different shapes, None) becomes a list.
+    so do whole numbers (int64), floats (float64) and bools. Images in an image field, which are uint8 or uint16,
+    (height, width, channels), become (batch, channels, height, width), with the channels last in memory. Everything
+    else (text, bytes, values of different shapes, None) becomes a list.
 
     Args:
         samples: What a batch consists of; may be empty.
@@ -93,10 +93,14 @@ def stack(values: list[Any], *, images: bool = False) -> Any:
 
 
 def channels_first(images: "torch.Tensor") -> "torch.Tensor":
-    """Return images, uint8, (batch, height, width, 3), as (batch, 3, height, width); anything else as it is."""
+    """Return images, (batch, height, width, channels), as (batch, channels, height, width); anything else as it is.
+
+    Images are uint8 or uint16 and have 2, 3 or 4 channels: grey and alpha, RGB, or RGB and alpha.
+    """
     import torch
 
-    return images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 and images.shape[3:] == (3,) else images
+    are_images = images.dtype in (torch.uint8, torch.uint16) and images.ndim == 4 and images.shape[3] in (2, 3, 4)
+    return images.permute(0, 3, 1, 2) if are_images else images
 
 
 def holds_images(selection: FieldSelection, name: str) -> bool:
@@ -107,7 +111,7 @@ def holds_images(selection: FieldSelection, name: str) -> bool:
         True
     """
     fields: Collection[str] = selection.wanted.get(name, (name,))
-    return all(field.rpartition(".")[2] in IMAGE_FIELDS for field in fields)
+    return all(map(names_image, fields))
 
 
 def _differs(sample: Sample, names: list[str]) -> SampleError:

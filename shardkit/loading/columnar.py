@@ -47,7 +47,14 @@ class ColumnReader:
 
     def supports(self, fields: tuple[str, ...]) -> bool:
         """Return whether all of a dataset's fields that are picked are light."""
-        return all(light_kind(field, self._decoder) for field in fields if self._selection.wants(field))
+        wanted = self._selection.wanted or {field: (field,) for field in fields}
+        asked = {
+            self._selection.with_decoding(name, field)
+            for name, alternatives in wanted.items()
+            for field in alternatives
+            if field in fields
+        }
+        return all(light_kind(field, self._decoder) for field in asked)
 
     def read(self, block: Block) -> tuple[list[str], dict[str, npt.NDArray[Any]]] | None:
         """Return a block's keys, and for each picked name its values; None if they are not alike or not right.
@@ -63,16 +70,16 @@ class ColumnReader:
                 return None
             keys, spans = found
             chosen = self._selection.choose({KEY: "", **spans}) if self._selection.wanted else {f: f for f in spans}
-            columns = {name: self._column(block, field, spans) for name, field in chosen.items()}
+            columns = {name: self._column(block, name, field, spans) for name, field in chosen.items()}
         except (ShardkitError, ValueError):  # it is found again, with its place, when its row is made
             return None
         return keys, columns
 
-    def _column(self, block: Block, field: str | None, spans: Spans) -> npt.NDArray[Any]:
+    def _column(self, block: Block, name: str, field: str | None, spans: Spans) -> npt.NDArray[Any]:
         if field is None:
             return np.full(block.samples, None)
         begins, ends = spans[field]
-        kind = light_kind(field, self._decoder)
+        kind = light_kind(self._selection.with_decoding(name, field), self._decoder)
         if kind is LightKind.NPY and self._decoder:
             return self._arrays(self._decoder, block.data, field, begins, ends)
         if kind is LightKind.INT and (numbers := parse_digits(block.data, begins, ends)) is not None:

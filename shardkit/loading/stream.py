@@ -8,13 +8,13 @@ from os import PathLike
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from torch import Tensor, distributed, uint8
+from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from shardkit.codecs.images import IMAGE_FIELDS
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ArgumentError, CodecError, SampleError, check_whole
 from shardkit.hashing import derive, hash_key, mix64_array, shuffled
+from shardkit.loading.collate import channels_first, holds_images
 from shardkit.loading.epochs import Pass, SharedEpochs, Skipped, Skipper
 from shardkit.order.ranks import check_place, find_place
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
@@ -59,8 +59,10 @@ class ShardStream(IterableDataset[Any]):
         urls: A dataset's folder, shards, brace patterns, wildcards, ``-`` for standard input (without workers), or a
             list of these. Only a folder with a manifest is compared with its index, so that changed data is noticed.
         fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
-            new names, alternatives, and ``?`` for None where there is none. Others are not kept or decoded, and large
-            ones not read from uncompressed local files.
+            new names, alternatives, and ``?`` for None where there is none. An image may say how it is decoded:
+            ``"seg.png:unchanged"`` for what is stored (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
+            ``:rgb``, the default. Other fields are not kept or decoded, and large ones not read from uncompressed
+            local files.
         decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
         shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
             other.
@@ -76,7 +78,8 @@ class ShardStream(IterableDataset[Any]):
             seed, epoch and the sample's key. Its errors are never skipped.
         batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
             one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with the
-            channels last in memory. By default, single samples.
+            channels last in memory; unchanged ones may have other channels, or none, or be uint16. By default, single
+            samples.
         drop_last: Leave out the last batch of a worker if it is not full.
         on_error: ``"skip"`` leaves out samples with a field that is missing or cannot be decoded, and the rest of
             shards that are damaged, with a line in the log for each shard. Files that are missing or cannot be read
@@ -133,7 +136,7 @@ class ShardStream(IterableDataset[Any]):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self._place = None if rank is None and world_size is None else check_place(rank, world_size)
         self._selection = FieldSelection.parse(fields)
-        self._decoder = parse_decode(decode)
+        self._decoder = parse_decode(decode, self._selection)
         self._shuffle = shuffle
         self._seed = check_whole("seed", seed)
         self._buffer_size = check_whole("buffer_size", buffer_size, least=0)
@@ -222,10 +225,8 @@ class ShardStream(IterableDataset[Any]):
     def _channels_first(self, batch: Any) -> Any:
         """Show batches of images as networks take them; in memory, the channels stay last."""
         for name, value in batch.items() if isinstance(batch, dict) else ():
-            fields = self._selection.wanted.get(name, (name,))
-            images = all(field.rpartition(".")[2] in IMAGE_FIELDS for field in fields)
-            if images and isinstance(value, Tensor) and value.dtype == uint8 and value.shape[3:] == (3,):
-                batch[name] = value.permute(0, 3, 1, 2)
+            if isinstance(value, Tensor) and holds_images(self._selection, name):
+                batch[name] = channels_first(value)
         return batch
 
     def _read(self, shard: ShardLocation, skipper: "Skipper | None") -> Generator[Sample, None, None]:

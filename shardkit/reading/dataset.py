@@ -56,7 +56,9 @@ class ShardDataset:
         digest: The ``digest`` of the dataset's manifest, in hexadecimal: another dataset than the one that was
             reviewed is refused. If a newer one has taken its place and its manifest is kept, it is opened.
         fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
-            new names, alternatives, and ``?`` for None where there is none.
+            new names, alternatives, and ``?`` for None where there is none. An image may say how it is decoded:
+            ``"seg.png:unchanged"`` for what is stored (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
+            ``:rgb``, the default.
         decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
         where: Take only samples whose index columns satisfy it: ``[("label", "==", 3), ("width", ">=", 224)]`` for all
             of some conditions, a list of such lists for one of them, or an expression of ``pyarrow.compute``. It may
@@ -121,7 +123,7 @@ class ShardDataset:
         cache_bytes: int | str | None = None,
     ) -> None:
         self.selection = FieldSelection.parse(fields)
-        self.decoder = parse_decode(decode)
+        self.decoder = parse_decode(decode, self.selection)
         self.transform = Transform.parse(transform)
         self.manifest = read_manifest(
             check_path("url", url), digest=digest, storage_options=storage_options, allow_any_url=allow_any_url

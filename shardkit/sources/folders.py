@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from shardkit.errors import ArgumentError, SourceError, check_path
-from shardkit.sample import KEY, SOURCE, Sample
+from shardkit.sample import KEY, SOURCE, Sample, stored_field
 from shardkit.sources.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
 from shardkit.sources.labels import find_labels, read_labels
 from shardkit.storage.base import is_remote
@@ -233,7 +233,7 @@ class FileFolder(_Files):
             raise ArgumentError(f'fields must be a sequence, got the text {fields!r}; write ("{fields}",)')
         endings = None
         if fields is not None:
-            endings = sorted((field.lower().removeprefix(".") for field in fields), key=len, reverse=True)
+            endings = sorted((stored_field(field).lower().removeprefix(".") for field in fields), key=len, reverse=True)
         groups: dict[str, list[SourceFile]] = {}
         ignored = []
         for path, status in _walk(folder):

@@ -17,7 +17,7 @@ from shardkit.format.columns import DecodedView
 from shardkit.format.index import OFFSET, PARTS, SIZE, open_index
 from shardkit.format.manifest import read_manifest
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards, read_shard
-from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample
+from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample, stored_field
 from shardkit.storage.base import STDIN, is_remote, split_url
 from shardkit.storage.local import canonical_url
 from shardkit.storage.registry import storage_for
@@ -39,7 +39,8 @@ class ShardSource:
         urls: A dataset's folder, a tar, a pattern, or a list of them.
         filter: Called with each sample, a read-only mapping of all of its fields, which are decoded when they are
             looked at; False leaves the sample out.
-        fields: The fields to keep, and their new names, as for ``ShardStream``; None for all.
+        fields: The fields to keep, and their new names, as for ``ShardStream``; None for all. They stay as they are
+            stored: nothing is decoded.
         allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
         storage_options: Passed to the storage.
 
@@ -69,6 +70,8 @@ class ShardSource:
         self.classes = _common_classes(self._locations, storage_options)
         self._filter = filter
         self._selection = FieldSelection.parse(fields)
+        for name, field in self._selection.decodings:
+            stored_field(self._selection.with_decoding(name, field))
         self._storage_options = storage_options
 
     def __iter__(self) -> Iterator[Sample]:

@@ -27,6 +27,10 @@ FieldFunctions: TypeAlias = (
 """Functions of single fields' values, by their names; or of dicts of several fields' values, by tuples of names."""
 
 
+_AS_THEY_SAY = Decoder()
+"""Decodes fields that say how, where others are kept as bytes."""
+
+
 class FieldFunction:
     """A user's function of a field's value, or of a dict of the values of several.
 
@@ -192,15 +196,18 @@ def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -
     return frozenset(name for name, is_taken in found.items() if is_taken)
 
 
-def parse_decode(decode: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument
-    """Return the decoder that a ``decode`` argument means; None keeps bytes.
+def parse_decode(decode: bool | Decoder, selection: FieldSelection) -> Decoder | None:  # noqa: FBT001 - it is a user's
+    """Return the decoder that a ``decode`` argument means; None keeps the bytes of fields that do not say otherwise.
 
     Raises:
-        ArgumentError: It is neither True, False nor a decoder.
+        ArgumentError: It is neither True, False nor a decoder; or a field cannot be decoded as the selection says.
     """
     if not isinstance(decode, bool | Decoder):
         raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
-    return (Decoder() if decode else None) if isinstance(decode, bool) else decode
+    decoder = (Decoder() if decode else None) if isinstance(decode, bool) else decode
+    for name, field in selection.decodings:
+        (decoder or _AS_THEY_SAY).decoding_of(selection.with_decoding(name, field))
+    return decoder
 
 
 def decode_fields(
@@ -212,7 +219,7 @@ def decode_fields(
         sample: Bytes of fields, or views of them. Values of index columns that are in ``__columns__`` come out beside
             the fields.
         selection: What to pick.
-        decoder: None keeps the bytes.
+        decoder: None keeps the bytes of fields that the selection does not say how to decode.
         undecoded: Fields, by their new names, that become pending images if they are images; see ``undecoded_fields``.
 
     Raises:
@@ -223,24 +230,26 @@ def decode_fields(
         >>> decode_fields({"__key__": "a", "cls": b"7"}, FieldSelection.parse({"label": "cls"}), Decoder())
         {'__key__': 'a', 'label': 7}
     """
-    if decoder is None:
-        picked = selection.pick(sample).items()
-        decoded: Sample = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in picked}
+
+    def value_of(name: str, field: str) -> Any:
+        data = sample[field]
+        asked = selection.with_decoding(name, field)
+        if decoder is None and asked == field:
+            return bytes(data) if isinstance(data, memoryview) else data
+        by, at = decoder or _AS_THEY_SAY, {"key": sample.get(KEY, ""), "url": sample.get(URL, "")}
+        if name in undecoded and by.takes_as_image(asked):
+            is_unchanged = by.decoding_of(asked) == "unchanged"
+            return PendingImage(data, max_pixels=by.max_pixels, field=field, is_unchanged=is_unchanged, **at)
+        return by.decode(asked, data, **at)
+
+    if selection.wanted:
+        decoded = {name: sample[name] for name in sample if name in RESERVED}
+        for name, field in selection.choose(sample).items():
+            decoded[name] = None if field is None else value_of(name, field)
     else:
-
-        def value_of(name: str, field: str) -> Any:
-            data, at = sample[field], {"field": field, "key": sample.get(KEY, ""), "url": sample.get(URL, "")}
-            if name in undecoded and decoder.takes_as_image(field):
-                return PendingImage(data, max_pixels=decoder.max_pixels, **at)
-            return decoder.decode(data=data, **at)
-
-        if selection.wanted:
-            decoded = {name: sample[name] for name in sample if name in RESERVED}
-            for name, field in selection.choose(sample).items():
-                decoded[name] = None if field is None else value_of(name, field)
-        else:
-            kept = {name for name, value in sample.items() if value is None or name.startswith("_")}
-            decoded = {name: sample[name] if name in kept else value_of(name, name) for name in sample}
+        decoded = {
+            name: value if value is None or name in RESERVED else value_of(name, name) for name, value in sample.items()
+        }
     if COLUMNS in decoded:
         decoded.update(decoded.pop(COLUMNS))
     return decoded

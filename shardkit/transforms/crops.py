@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.codecs.images import rgb_of
+from shardkit.codecs.images import rgb_of, upright
 from shardkit.codecs.registry import MAX_PIXELS
 from shardkit.errors import ArgumentError, check_whole
-from shardkit.transforms.image_source import ArraySource, Box, FileSource, PendingImage, Shape, Source, aligned, upright
+from shardkit.transforms.image_source import ArraySource, Box, FileSource, PendingImage, Shape, Source, aligned
 from shardkit.transforms.resize import Pixels, resize_linear, resize_nearest
 from shardkit.transforms.rng import Rng
 
@@ -141,10 +141,13 @@ class ImageTransform:
         raise NotImplementedError
 
     def _open(self, name: str, image: Any) -> Source:
+        exif = self._exif
         if isinstance(image, PendingImage):
-            return image.open(exif=self._exif)
+            if not image.is_unchanged:
+                return image.open(exif=exif)
+            image, exif = image.decode_unchanged(exif=exif), False
         if isinstance(image, np.ndarray):
-            if self._exif:
+            if exif:
                 raise ArgumentError(
                     f"{name}: exif=True needs the file, and an array does not know how it was turned; let this "
                     "transform be the first for its field, in transform={...}, or pass decode=Decoder(images='pil')"
@@ -184,8 +187,8 @@ class RandomResizedCrop(ImageTransform):
 
     A JPEG is decoded to 1/2, 1/4 or 1/8 of its size where the box then still has four pixels on a side for each of the
     result's: by less than that many pixels such a box is moved and cut, so that it begins and ends at whole ones. 99 %
-    of values are then within 2 grey levels. What is below the box is not decoded, so that damage there is not always
-    noticed; that a file is cut, always.
+    of values are then within 2 grey levels. All of the file is decoded, whatever the box, so that damage anywhere in it
+    is an error.
 
     Args:
         size: Height and width of the result in pixels; or (height, width).
