@@ -91,7 +91,8 @@ def verify(
 
     Args:
         url: A dataset's folder or its ``manifest.json``; or a folder of shards, a shard, or a pattern.
-        decode: True decodes every field as its name says; or a ``Decoder`` with other settings does.
+        decode: True decodes every field as its name says, images of any depth; or a ``Decoder`` with other settings
+            does.
         num_workers: How many threads or processes decode; None for one a processor.
         worker_type: What decodes: ``"process"`` for registered codecs that hold the GIL.
         allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.

@@ -47,12 +47,14 @@ class Checked(NamedTuple):
 def parse_check(name: str, check: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument
     """Return what decodes fields to see whether they can be decoded; None if nothing is to be checked.
 
+    True takes images as they are stored: depth maps of 16 bits are no damage, though they need ``:unchanged``.
+
     Raises:
         ArgumentError: It is neither True, False nor a decoder.
     """
     if not isinstance(check, bool | Decoder):
         raise ArgumentError(f"{name} is {check!r}, expected True, False or a Decoder, as Decoder(max_pixels=10**9)")
-    return (Decoder() if check else None) if isinstance(check, bool) else check
+    return (Decoder(images="unchanged") if check else None) if isinstance(check, bool) else check
 
 
 @dataclass(frozen=True)

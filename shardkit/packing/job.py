@@ -372,9 +372,9 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             then).
         executor: Writes the shards instead of workers of our own; what it reaches must see the source and the
             destination.
-        check: Decode every field before anything is written, as its name says, or as a ``Decoder`` with other settings
-            does: a file that is cut, or is no image though its name says so, is an error then, and not in training. The
-            workers do it. Files are read once more for it.
+        check: Decode every field before anything is written, as its name says, images of any depth, or as a ``Decoder``
+            with other settings does: a file that is cut, or is no image though its name says so, is an error then, and
+            not in training. The workers do it. Files are read once more for it.
         resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
             anew.
         overwrite: Replace another dataset that is in the way.

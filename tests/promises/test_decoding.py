@@ -19,7 +19,7 @@ from shardkit.errors import ArgumentError, CodecError
 from tests.support.shared import PHOTO, peak_memory, saved
 
 MIB = 1 << 20
-DECODER = shardkit.Decoder()
+DECODER = shardkit.Decoder(images="unchanged")  # what True means: images of any depth
 
 
 def _npy(array):
@@ -121,7 +121,7 @@ def test_verify_names_exactly_the_fields_that_the_decoder_refuses(tmp_path_facto
     assert [key for shard in report.damaged for key in shard.damaged] == sorted(bad)
     assert sum(shard.samples - shard.whole for shard in report.damaged) == len(bad)
     if compression != "gz":  # the same samples as training leaves out, if it is asked to
-        stream = shardkit.ShardStream(folder, shuffle=False, on_error="skip")
+        stream = shardkit.ShardStream(folder, shuffle=False, decode=DECODER, on_error="skip")
         assert {s["__key__"] for s in stream} == {s["__key__"] for s in drawn} - bad
 
 
@@ -234,6 +234,15 @@ def test_the_decoder_that_is_given_decides(tmp_path):
         shardkit.pack(drawn, tmp_path / "a", check=1, progress=False)
     with pytest.raises(ArgumentError, match="decode is 'jpg', expected True, False or a Decoder"):
         shardkit.verify(tmp_path / "train", decode="jpg")
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint8, bool])
+def test_images_that_are_no_photographs_are_no_damage(tmp_path, kind):
+    pixels = np.arange(12).reshape(3, 4).astype(kind)
+    drawn = [{"__key__": "a", "depth.png": saved(Image.fromarray(pixels), "PNG")}]
+    shardkit.pack(drawn, tmp_path / "train", check=True, progress=False)
+
+    assert shardkit.verify(tmp_path / "train", decode=True).ok
 
 
 def test_a_finished_pack_is_checked_when_that_is_asked_for(tmp_path):
