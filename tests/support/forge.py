@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from shardkit.format import manifest as manifest_module
 from shardkit.errors import DatasetError
+from shardkit.format import manifest as manifest_module
 from shardkit.format.columns import promoted_columns
 from shardkit.format.index import open_index, publish_index
 from shardkit.format.manifest import Manifest
