@@ -1,5 +1,6 @@
 """Looking into shards: which samples they have, one member of one of them, and figures of the whole."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from shardkit.codecs.images import IMAGE_FIELDS
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import SampleError, ShardError, SourceError, check_path, hide_secrets
 from shardkit.format.index import ShardIndex, open_index
-from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest
+from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest, version_name
 from shardkit.format.scan import group_members, range_reader
+from shardkit.format.side_files import CARD_NAME
 from shardkit.format.tar import read_members
 from shardkit.reading.forward import ShardLocation, find_shards
 from shardkit.sample import KEY, split_name, stored_field
@@ -298,6 +300,10 @@ def compute_statistics(
     if manifest:
         others.append(len(manifest.to_json()))
         others += [file.size for file in (manifest.block_file, manifest.column_file) if file]
+        storage = storage_for(manifest.url, storage_options)
+        for name in (version_name(manifest.digest), CARD_NAME):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                others.append(storage.info(join(manifest.url, name)).size)
     joined = {name: np.concatenate(found) for name, found in sorted(sizes.items())}
     names = manifest.classes if manifest else ()
     everything = np.concatenate(list(joined.values()) or [np.zeros(0, dtype=np.int64)])

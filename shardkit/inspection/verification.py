@@ -4,10 +4,15 @@ A shard is read once, as ``index_shards`` reads it, and all that this says of th
 manifest and the index say. Where they differ, each sample is looked up by its index and checked on its own.
 """
 
+import contextlib
 import hashlib
+<<<<<<< HEAD
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+=======
+from collections.abc import Iterable, Mapping
+>>>>>>> format2
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -31,7 +36,6 @@ from shardkit.format.index import (
     read_named_index,
 )
 from shardkit.format.manifest import (
-    INDEX_FOLDER,
     MANIFEST_NAME,
     SHARD_SUFFIXES,
     UNFINISHED_NAME,
@@ -44,12 +48,16 @@ from shardkit.format.manifest import (
 )
 from shardkit.format.parquet import FileFacts
 from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, range_reader
-from shardkit.format.side_files import ColumnFile, gather_columns
+from shardkit.format.side_files import BlockFile, ColumnFile, gather_columns
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.inspection.decoding import Decoding
 from shardkit.inspection.findings import DamagedShard, Problem, VerifyReport
+<<<<<<< HEAD
 from shardkit.packing.checks import CheckTask, parse_check
 from shardkit.packing.workers import Workers
+=======
+from shardkit.packing.writer import list_indexes
+>>>>>>> format2
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
@@ -155,8 +163,13 @@ class _Dataset:
     decoding: Decoding | None = None
     manifest: Manifest | None = None
     shards: list[tuple[str, Shard | None]] = field(default_factory=list)  # URL, entry
+<<<<<<< HEAD
     indexes: list[str] = field(default_factory=list)  # names of what is in the folder for them
     verified: list[_Verified] = field(default_factory=list)
+=======
+    indexes: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by folder, of shards without a manifest
+    damaged: list[DamagedShard] = field(default_factory=list)
+>>>>>>> format2
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     samples: int = 0
@@ -194,8 +207,6 @@ class _Dataset:
         if not urls and not self.problems:
             urls = [location.url for location in find_shards(self.url, storage_options)]
         self.shards = [(shard, None) for shard in urls]
-        if INDEX_FOLDER in names:
-            self.indexes = self.storage.list(join(folder, INDEX_FOLDER))
 
     def _take_shards(self, manifest: Manifest, names: Iterable[str]) -> None:
         """Take the shards that a manifest lists, and report what is beside them."""
@@ -295,6 +306,7 @@ class _Dataset:
         """Compare the side files with the manifest, and the file of columns with the indexes."""
         if manifest.block_file:
             self._compare_file(join(manifest.url, manifest.block_file_url), manifest.block_file, self.problems)
+            self._compare_blocks(manifest)
         if not manifest.column_file:
             return
         url = join(manifest.url, manifest.column_file_url)
@@ -307,6 +319,17 @@ class _Dataset:
         ):
             if not file.rows(file.schema.names, group).equals(rows):
                 self._problem(url, f"has other values in its group {group:,} than the indexes; make it again")
+
+    def _compare_blocks(self, manifest: Manifest) -> None:
+        """Compare the file of block tables with the indexes."""
+        file = BlockFile(manifest, self.storage)
+        for number, shard in enumerate(manifest.shards):
+            try:
+                if file.table(number).to_bytes() != open_index(self.storage, manifest.url, shard).blocks.to_bytes():
+                    self._problem(file.url, f"has another table of {shard.url} than its index; make it again")
+            except (ShardkitError, OSError) as error:
+                self._problem(file.url, str(error))
+                return
 
     def _compare_file(self, url: str, facts: FileFacts, problems: list[Problem]) -> None:
         """Compare all bytes of a file beside the shards with what the manifest says of them."""
@@ -404,9 +427,11 @@ class _Dataset:
     def _find_index(self, shard_url: str) -> ShardIndex:
         """Return the index of a shard without a manifest: one of format 2, if there is just one, or of format 1."""
         folder, name = split_url(shard_url)
-        found = [
-            other for other in self.indexes if re.fullmatch(rf"{re.escape(strip_suffix(name))}\.[^.]+\.parquet", other)
-        ]
+        if folder not in self.indexes:
+            self.indexes[folder] = {}
+            with contextlib.suppress(NotADirectoryError, NoListingError):
+                self.indexes[folder] = list_indexes(self.storage, folder)
+        found = self.indexes[folder].get(strip_suffix(name), [])
         if len(found) == 1:
             return read_named_index(self.storage, folder, found[0])[0]
         return read_index(self.storage, join(folder, index_name(name)))

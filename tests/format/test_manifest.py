@@ -317,7 +317,7 @@ def test_a_folder_is_a_dataset_only_with_its_manifest_and_when_it_is_finished(tm
     assert read_manifest(tmp_path) == read_manifest(tmp_path / MANIFEST_NAME) == manifest_of()
     assert read_manifest(tmp_path).url == str(tmp_path)
     (tmp_path / UNFINISHED_NAME).touch()
-    with pytest.raises(UnfinishedDatasetError, match="is unfinished: it is being written, or its writer was stopped"):
+    with pytest.raises(UnfinishedDatasetError, match="is unfinished: it is being written, or its pack was stopped"):
         read_manifest(tmp_path)
 
 
@@ -339,5 +339,5 @@ def test_a_dataset_is_opened_by_its_digest_also_when_a_newer_one_has_taken_its_p
 
 @pytest.mark.parametrize("digest", ["", "00", "0" * 63 + "g", "../" * 21 + "a", "AB" * 32, 7, b"00" * 32])
 def test_what_is_no_digest_is_an_argument_error(digest, tmp_path):
-    with pytest.raises(ArgumentError, match="expected the 64 hexadecimal digits of a Manifest.digest"):
+    with pytest.raises(ArgumentError, match="expected the 64 hexadecimal digits"):
         read_manifest(tmp_path, digest=digest)

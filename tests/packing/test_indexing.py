@@ -34,7 +34,7 @@ from shardkit.errors import (
     TruncatedShardError,
     UnfinishedDatasetError,
 )
-from shardkit.format.index import read_index
+from shardkit.format.index import open_index, read_index
 from shardkit.format.manifest import UNFINISHED_NAME, read_manifest
 from shardkit.format.scan import count_repeated_keys
 from shardkit.format.tar import END_OF_ARCHIVE
@@ -43,9 +43,11 @@ from shardkit.packing.indexing import index_shards
 from shardkit.packing.writer import ShardWriter
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.storage.local import LocalStorage
+from tests.support.folders import names_in
 from tests.support.shared import tar_of
 
 STORAGE = LocalStorage()
+GOLDEN = Path(__file__).parents[1] / "data/format-1/photos/train"
 LONG = "folder/" * 20 + "ünïcode "
 SAMPLES = {
     **{f"{i:04d}": {"cls": b"%d" % (i % 3), "txt": b"the caption of a picture " * i} for i in range(9)},
@@ -105,7 +107,7 @@ def uncompressed(path):
 
 
 def index_of(manifest, i=0):
-    return read_index(STORAGE, f"{manifest.url}/{manifest.shards[i].index_url}")
+    return open_index(STORAGE, manifest.url, manifest.shards[i])
 
 
 def samples_in(index, tar):
@@ -205,8 +207,8 @@ def test_a_dataset_of_ours_that_is_indexed_again_is_what_it_was(packed):
 
 
 def test_lost_indexes_of_our_zst_shards_are_made_again_with_a_block_a_frame(packed, tmp_path):
-    for name in ("manifest.json", "train-000000.parquet", "train-000001.parquet"):
-        (tmp_path / "train" / name).unlink()
+    (tmp_path / "train/manifest.json").unlink()
+    shutil.rmtree(tmp_path / "train/__index__")
 
     manifest = index_shards(packed.url, block_bytes="1KB", columns={"label": "cls"})
 
@@ -380,17 +382,66 @@ def test_shards_that_the_manifest_has_are_not_dropped_from_it(packed, tmp_path):
     assert index_shards(packed.url).num_samples == packed.num_samples + 1
 
 
-def test_a_file_of_somebody_else_is_not_overwritten_by_an_index(tmp_path):
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_of_somebody_else_beside_a_shard_stays_and_is_not_in_the_way(overwrite, tmp_path):
     (tmp_path / "00000.tar").write_bytes(tar_of([("1.txt", b"")]))
     pq.write_table(pa.table({"url": ["http://..."]}), tmp_path / "00000.parquet")  # as img2dataset does
     before = (tmp_path / "00000.parquet").read_bytes()
 
-    with pytest.raises(DatasetExistsError, match=r"00000\.parquet: is in the place of an index"):
-        index_shards(str(tmp_path))
+    for _ in range(2):
+        assert index_shards(str(tmp_path), overwrite=overwrite).num_samples == 1
+        assert (tmp_path / "00000.parquet").read_bytes() == before
+    assert read_manifest(tmp_path).num_samples == 1
 
-    assert (tmp_path / "00000.parquet").read_bytes() == before
-    assert index_shards(str(tmp_path), out=str(tmp_path / "out")).num_samples == 1
-    assert index_shards(str(tmp_path), overwrite=True).num_samples == 1
+
+def copy_of_format_1(tmp_path):
+    folder = tmp_path / "train"
+    shutil.copytree(GOLDEN, folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+def test_a_dataset_of_format_1_becomes_one_of_format_2_with_the_same_digest_and_order(tmp_path):
+    folder = copy_of_format_1(tmp_path)
+    old = read_manifest(folder)
+    before = [read_index(STORAGE, f"{folder}/{shard.index_url}") for shard in old.shards]
+    rows = [index.rows() for index in before]
+    samples = list(shardkit.ShardDataset(folder, columns=tuple(old.columns)))
+
+    new = index_shards(folder)
+
+    assert (old.version, new.version, read_manifest(folder)) == (1, 2, new)
+    for name in ("digest", "fields", "classes", "columns", "packed", "unique_keys", "block_samples"):
+        assert getattr(new, name) == getattr(old, name)
+    after = [index_of(new, i) for i in range(len(new.shards))]
+    assert [index.rows().equals(r) for index, r in zip(after, rows, strict=True)] == [True] * len(rows)
+    assert [a.blocks.to_bytes() == b.blocks.to_bytes() for a, b in zip(after, before, strict=True)] == [True] * len(
+        rows
+    )
+    assert list(shardkit.ShardDataset(folder, columns=tuple(old.columns))) == samples
+    assert not list(folder.glob("*.parquet"))  # its old indexes are deleted
+    assert shardkit.verify(folder).ok
+
+
+def test_of_old_indexes_only_those_of_these_shards_are_deleted(tmp_path):
+    folder = copy_of_format_1(tmp_path)
+    first, second = (folder / shard.index_url for shard in read_manifest(folder).shards[:2])
+    (folder / "other.parquet").write_bytes(first.read_bytes())
+    second.write_bytes(first.read_bytes())  # is the index of another shard
+    index_shards(folder, overwrite=True)
+
+    assert {path.name for path in folder.glob("*.parquet")} == {"other.parquet", second.name}
+
+
+def test_an_index_that_changes_gets_another_name_and_who_reads_the_old_one_is_not_disturbed(packed):
+    reading = shardkit.ShardDataset(packed.url, columns=("label",))
+    expected = [(s["txt"], s["label"]) for s in shardkit.ShardDataset(packed.url, columns=("label",))]
+    changed = index_shards(packed.url, columns={"label": lambda sample: -sample["cls"]})
+
+    assert {s.index_url for s in changed.shards}.isdisjoint(s.index_url for s in packed.shards)
+    assert [(s["txt"], s["label"]) for s in reading] == expected
+    assert [s["label"] for s in shardkit.ShardDataset(packed.url, columns=("label",))] == [-n for _, n in expected]
 
 
 def test_a_manifest_that_cannot_be_read_is_replaced_only_when_asked_for(packed, tmp_path):
@@ -420,7 +471,7 @@ def test_a_damaged_shard_leaves_no_index_and_no_manifest(overwrite, tmp_path):
     with pytest.raises(TruncatedShardError, match=r"b\.tar"):
         index_shards(str(tmp_path), overwrite=overwrite)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "a.tar", "b.tar"]
+    assert names_in(tmp_path) == ["__index__/a.*.parquet", "a.tar", "b.tar"]
     assert index_shards(str(tmp_path / "a.tar")).num_samples == 1
 
 
@@ -449,7 +500,9 @@ def test_shards_in_a_read_only_place_are_reached_only_by_who_allows_it(tmp_path)
     manifest = index_shards(str(tmp_path / "store"), out=str(tmp_path / "indexes/"))
 
     assert sorted((tmp_path / "store").iterdir()) == before
-    assert sorted(path.name for path in (tmp_path / "indexes").iterdir()) == ["a.parquet", "manifest.json"]
+    assert names_in(tmp_path / "indexes") == [
+        *["__index__/a.*.parquet", "__index__/blocks.*.npy", "__index__/manifest-*.json", "manifest.json"]
+    ]
     with pytest.raises(DatasetError, match="allow_any_url=True"):
         read_manifest(manifest.url)
     opened = read_manifest(manifest.url, allow_any_url=True)
@@ -475,25 +528,30 @@ def test_shards_of_several_folders_need_a_place_for_the_manifest(tmp_path):
         index_shards([str(tmp_path / "x"), str(tmp_path / "y")])
 
     manifest = index_shards([str(tmp_path / "x"), str(tmp_path / "y")], out=str(tmp_path))
-    assert [(shard.url, shard.index_url) for shard in manifest.shards] == [
-        ("x/a.tar", "x/a.parquet"),
-        ("y/a.tar", "y/a.parquet"),
-    ]
-    with pytest.raises(ArgumentError, match=r"would have one index, a\.parquet"):
-        index_shards([str(tmp_path / "x"), str(tmp_path / "y")], out=str(tmp_path / "out"))
+    assert [shard.url for shard in manifest.shards] == ["x/a.tar", "y/a.tar"]
+    assert [index_of(manifest, i).sample_keys() for i in range(2)] == [["x"], ["y"]]
+    elsewhere = index_shards([str(tmp_path / "x"), str(tmp_path / "y")], out=str(tmp_path / "out"))
+    assert [index_of(elsewhere, i).sample_keys() for i in range(2)] == [["x"], ["y"]]
+    assert names_in(tmp_path / "out").count("__index__/a.*.parquet") == 2
 
 
 @pytest.mark.parametrize(
     ("urls", "message"),
-    [("-", "standard input cannot be indexed"), ([], "there are no shards"), (["a.tar", "a.tar.gz"], "one index")],
+    [("-", "standard input cannot be indexed"), ([], "there are no shards")],
 )
-def test_what_cannot_be_indexed_is_an_error(urls, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.tar", "a.tar.gz"):
-        (tmp_path / name).write_bytes(END_OF_ARCHIVE)
-
+def test_what_cannot_be_indexed_is_an_error(urls, message):
     with pytest.raises(ArgumentError, match=message):
         index_shards(urls)
+
+
+def test_shards_of_one_stem_have_an_index_each(tmp_path):
+    for name, data in (("a.tar", b"one"), ("a.tar.gz", b"two")):
+        tar = tar_of([(f"{data.decode()}.txt", data)])
+        (tmp_path / name).write_bytes(tar if name == "a.tar" else gzip.compress(tar))
+    manifest = index_shards([tmp_path / "a.tar", tmp_path / "a.tar.gz"])
+
+    assert [index_of(manifest, i).sample_keys() for i in range(2)] == [["one"], ["two"]]
+    assert [s["txt"] for s in shardkit.ShardStream(tmp_path, shuffle=False)] == ["one", "two"]
 
 
 def test_patterns_and_lists_name_shards(tmp_path):

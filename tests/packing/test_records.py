@@ -14,8 +14,12 @@ from shardkit.packing.records import SampleTransform
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.sources.folders import FileFolder
 from shardkit.sources.shards import ShardSource
+<<<<<<< HEAD
 from shardkit.transforms.crops import RandomResizedCrop, Resize, ResizeCenterCrop
 from tests.support.shared import DECODER, PHOTO
+=======
+from tests.support.forge import index_of
+>>>>>>> format2
 
 
 def encode_reversed(text):
@@ -58,10 +62,7 @@ def test_codecs_registered_here_encode_and_make_columns_in_spawned_processes(tmp
 
     (sample,) = read_shard(find_shards(tmp_path / "packed")[0])
     assert sample["rev"] == b"olleh"
-    index = next((tmp_path / "packed").glob("*.parquet"))
-    import pyarrow.parquet as pq
-
-    assert pq.read_table(index).column("said").to_pylist() == ["hello"]
+    assert index_of(tmp_path / "packed").rows(["said"]).column("said").to_pylist() == ["hello"]
 
 
 @pytest.mark.parametrize("sample", ["a", None, ["a", b""], ("a", b"")])

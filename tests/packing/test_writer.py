@@ -27,6 +27,7 @@ from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.storage.base import join
 from shardkit.storage.local import LocalStorage
+from tests.support.folders import files_of, names_in, temporary_files
 
 GOLDEN = (
     b"0001.txt".ljust(100, b"\0")
@@ -222,8 +223,9 @@ def test_after_an_exception_there_is_no_dataset_and_whoever_opens_it_is_told(tmp
     with pytest.raises(ZeroDivisionError):
         write(tmp_path / "a", samples, shard_samples=2, block_bytes=1)
 
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
-        *["a-000000.parquet", "a-000000.tar", "a-000001.parquet", "a-000001.tar", "unfinished.json"]
+    assert names_in(tmp_path / "a") == [
+        *["__index__/a-000000.*.parquet", "__index__/a-000001.*.parquet"],
+        *["a-000000.tar", "a-000001.tar", "unfinished.json"],
     ]
     for open_it in (read_manifest, find_shards):
         with pytest.raises(UnfinishedDatasetError, match="is unfinished"):
@@ -268,7 +270,7 @@ def test_a_disk_that_fails_leaves_no_incomplete_shard_and_no_dataset_even_if_the
 
     assert any(isinstance(error, OSError) for error in errors)
     assert not (tmp_path / "a/manifest.json").exists()
-    assert not list((tmp_path / "a").glob(".*"))
+    assert not temporary_files(tmp_path / "a")
     for shard in (tmp_path / "a").glob("*.tar"):
         assert len(list(read_shard(ShardLocation(str(shard))))) == 3
 
@@ -292,21 +294,28 @@ def test_no_samples_are_a_dataset_without_shards(tmp_path):
 def test_a_dataset_in_the_way_is_refused_and_replaced_only_on_demand(tmp_path):
     write(tmp_path / "a", map(small, range(6)), shard_samples=1)
     (tmp_path / "a/notes.txt").write_text("mine")
-    before = sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "a").iterdir())
+    before = [(p, p.stat().st_mtime_ns) for p in files_of(tmp_path / "a")]
 
     with pytest.raises(DatasetExistsError, match=r"holds a dataset already .* replace it with overwrite=True"):
         ShardWriter(tmp_path / "a")
-    assert sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "a").iterdir()) == before
+    assert [(p, p.stat().st_mtime_ns) for p in files_of(tmp_path / "a")] == before
     write(tmp_path / "a", [small(9)], overwrite=True, compression="zst")
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
-        *["a-000000.parquet", "a-000000.tar.zst", "manifest.json", "notes.txt"]
+    assert names_in(tmp_path / "a") == [
+        *["__index__/a-000000.*.parquet", "__index__/blocks.*.npy", "__index__/manifest-*.json"],
+        *["a-000000.tar.zst", "manifest.json", "notes.txt"],
     ]
     assert read(tmp_path / "a") == [[small(9)]]
 
 
-@pytest.mark.parametrize("name", ["a-000000.tar", "a-000007.tar.zst", "a-000000.parquet", "unfinished.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["a-000000.tar", "a-000007.tar.zst", "a-000000.parquet", "unfinished.json"],
+        *["__index__/a-000000.0123456789abcdef.parquet", "__index__/blocks.0123456789abcdef.npy"],
+    ],
+)
 def test_parts_of_a_dataset_are_in_the_way_too(tmp_path, name):
-    (tmp_path / "a").mkdir()
+    (tmp_path / "a/__index__").mkdir(parents=True)
     (tmp_path / "a" / name).write_bytes(b"")
 
     with pytest.raises(

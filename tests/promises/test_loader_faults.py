@@ -18,7 +18,13 @@ from shardkit import ShardDataset, ShardLoader
 from shardkit.testing import assert_resumes_anywhere
 
 COUNT = 211
-SMALL = {"shard_bytes": 60_000, "block_bytes": 9_000, "compression": "none", "progress": False}
+SMALL = {
+    "shard_bytes": 60_000,
+    "block_bytes": 9_000,
+    "compression": "none",
+    "progress": False,
+    "columns": {"label": "cls"},
+}
 
 
 def make_samples(first=0):
@@ -94,7 +100,19 @@ def flip(path):
 
 
 def replace_by_neighbour(path):
-    path.write_bytes(path.with_name(path.name.replace("3.", "4.")).read_bytes())
+    (other,) = path.parent.glob(re.sub(r"3\.(\w{16}\.)?", "4.*", path.name))
+    path.write_bytes(other.read_bytes())
+
+
+BLOCKS = "_/blocks.*.npy"
+
+
+def flip_row_of_3(path):
+    """Flip a bit in what the file of block tables says of the shard with this number."""
+    shards = shardkit.read_manifest(path.parents[1]).shards
+    data = bytearray(path.read_bytes())
+    data[len(data) - 36 * sum(shard.blocks for shard in shards[3:]) + 5] ^= 1
+    path.write_bytes(data)
 
 
 @each_way
@@ -106,10 +124,12 @@ def replace_by_neighbour(path):
         ("000003.tar", cut, shardkit.TruncatedShardError, r"000003\.tar: has 3,000 bytes, its manifest says"),
         ("000003.tar", flip, shardkit.ShardError, r"000003\.tar: block 0 at byte 0 has the CRC-32 \w+, its index says"),
         ("000003.tar", replace_by_neighbour, shardkit.ShardError, r"000003\.tar: .* was .*replaced"),
-        ("000003.parquet", remove, FileNotFoundError, r"000003\.parquet"),
-        ("000003.parquet", empty, shardkit.DatasetError, r"000003\.parquet: .*'shardkit index'"),
-        ("000003.parquet", cut, shardkit.DatasetError, r"000003\.parquet: .*'shardkit index'"),
-        ("000003.parquet", replace_by_neighbour, shardkit.DatasetError, "is the index of another shard"),
+        (
+            BLOCKS,
+            flip_row_of_3,
+            shardkit.DatasetError,
+            r"blocks\.\w+\.npy: is damaged .*its part of shard train-000003",
+        ),
     ],
 )
 def test_a_file_that_is_not_what_it_was_is_an_error_at_its_place_and_repaired_it_goes_on(
@@ -122,7 +142,7 @@ def test_a_file_that_is_not_what_it_was_is_an_error_at_its_place_and_repaired_it
     damage(path)
     loader = make_loader()
     keys, error = keys_until_error(loader)
-    shutil.copy(whole / path.name, path)
+    shutil.copy(whole / path.relative_to(folder), path)
     resumed = make_loader()
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
 
@@ -152,13 +172,33 @@ def test_damage_that_is_skipped_costs_its_block_or_its_shard_and_nothing_else(fo
 
 
 @each_way
-@pytest.mark.parametrize("damage", [remove, replace_by_neighbour])
+@pytest.mark.parametrize("damage", [remove, empty, cut, flip, flip_row_of_3])
 def test_what_is_missing_or_does_not_belong_together_is_never_skipped(folder, way, damage):
-    (path,) = folder.glob("*000003.parquet")
+    (path,) = folder.glob(f"*{BLOCKS}")
     damage(path)
 
     with pytest.raises((FileNotFoundError, shardkit.DatasetError)):
         list(ShardLoader(ShardDataset(folder), 8, on_error="skip", **way))
+
+
+@each_way
+@pytest.mark.parametrize("damage", [remove, empty, cut])
+def test_a_loader_needs_no_index(folder, way, damage):
+    expected = keys_of(ShardLoader(ShardDataset(folder), 8, **way))
+    (path,) = folder.glob("__index__/*000003.*.parquet")
+    damage(path)
+
+    assert keys_of(ShardLoader(ShardDataset(folder), 8, **way)) == expected
+
+
+@each_way
+@pytest.mark.parametrize("damage", [remove, empty, cut, replace_by_neighbour])
+def test_an_index_that_is_asked_for_and_is_not_what_it_was_is_never_skipped(folder, way, damage):
+    (path,) = folder.glob("__index__/*000003.*.parquet")
+    damage(path)
+
+    with pytest.raises((FileNotFoundError, shardkit.DatasetError), match=path.name):
+        list(ShardLoader(ShardDataset(folder, columns=("label",)), 8, on_error="skip", **way))
 
 
 @each_way

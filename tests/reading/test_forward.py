@@ -246,7 +246,7 @@ def test_the_index_of_another_shard_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="is the index of another shard"):
         list(read_shard(ShardLocation(first.url, lie, first.folder)))
     (tmp_path / first.shard.index_url).write_bytes((tmp_path / second.shard.index_url).read_bytes())
-    with pytest.raises(DatasetError, match="it has the SHA-256|it has .* bytes, expected|its footer has the CRC-32"):
+    with pytest.raises(DatasetError, match=r"it has the SHA-256|it has .* bytes, expected|its footer has the CRC-32"):
         list(read_shard(first))
 
 

@@ -122,7 +122,7 @@ def test_create_shards_shrinks_what_is_large_leaves_the_rest_as_it_is_and_puts_s
 
     folders = [tmp_path / "shards" / split for split in ("train", "val")]
     samples = {sample["__key__"]: sample for sample in shardkit.ShardStream(folders, decode=False)}
-    tables = [parquet.read_table(path) for folder in folders for path in folder.glob("*.parquet")]
+    tables = [parquet.read_table(path) for folder in folders for path in folder.glob("__index__/*-0*.parquet")]
     rows = {
         row["__key__"]: (row["label"], row["width"], row["height"]) for table in tables for row in table.to_pylist()
     }

@@ -15,6 +15,7 @@ import torch
 
 import shardkit
 from shardkit.hashing import derive
+from tests.support.folders import names_in
 from tests.support.shared import started
 
 ROOT = Path(__file__).parents[2]
@@ -156,9 +157,11 @@ def test_killed_again_and_again_and_resumed_on_other_numbers_of_processes_every_
 
     assert checkpoints == sorted(set(checkpoints))  # every run got somewhere
     assert keys == Counter((epoch, key) for epoch in range(epochs) for key in KEYS)
-    assert {path.name for path in images.iterdir()} == names_of(shardkit.read_manifest(images))
+    assert set(names_in(images)) == names_of(shardkit.read_manifest(images))
 
 
 def names_of(manifest):
     shards = [shard.url for shard in manifest.shards]
-    return {"manifest.json", *shards, *(f"{url.partition('.tar')[0]}.parquet" for url in shards)}
+    side = {f"__index__/{url.partition('.tar')[0]}.*.parquet" for url in shards}
+    side |= {"__index__/columns.*.parquet"} if manifest.columns else set()
+    return {"manifest.json", *shards, *side, "__index__/blocks.*.npy", "__index__/manifest-*.json"}
