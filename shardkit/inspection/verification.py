@@ -6,13 +6,8 @@ manifest and the index say. Where they differ, each sample is looked up by its i
 
 import contextlib
 import hashlib
-<<<<<<< HEAD
-import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-=======
-from collections.abc import Iterable, Mapping
->>>>>>> format2
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -52,12 +47,9 @@ from shardkit.format.side_files import BlockFile, ColumnFile, gather_columns
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.inspection.decoding import Decoding
 from shardkit.inspection.findings import DamagedShard, Problem, VerifyReport
-<<<<<<< HEAD
 from shardkit.packing.checks import CheckTask, parse_check
 from shardkit.packing.workers import Workers
-=======
 from shardkit.packing.writer import list_indexes
->>>>>>> format2
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
@@ -163,13 +155,8 @@ class _Dataset:
     decoding: Decoding | None = None
     manifest: Manifest | None = None
     shards: list[tuple[str, Shard | None]] = field(default_factory=list)  # URL, entry
-<<<<<<< HEAD
-    indexes: list[str] = field(default_factory=list)  # names of what is in the folder for them
-    verified: list[_Verified] = field(default_factory=list)
-=======
     indexes: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by folder, of shards without a manifest
-    damaged: list[DamagedShard] = field(default_factory=list)
->>>>>>> format2
+    verified: list[_Verified] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     samples: int = 0

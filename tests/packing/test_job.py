@@ -38,11 +38,8 @@ from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.sources.folders import FileFolder, ImageFolder
 from shardkit.storage.local import LocalStorage
-<<<<<<< HEAD
 from shardkit.transforms.crops import Resize
-=======
 from tests.support.folders import files_of, names_in, temporary_files
->>>>>>> format2
 from tests.support.shared import started
 
 ROOT = Path(__file__).parents[2]

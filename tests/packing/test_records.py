@@ -14,12 +14,9 @@ from shardkit.packing.records import SampleTransform
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.sources.folders import FileFolder
 from shardkit.sources.shards import ShardSource
-<<<<<<< HEAD
 from shardkit.transforms.crops import RandomResizedCrop, Resize, ResizeCenterCrop
-from tests.support.shared import DECODER, PHOTO
-=======
 from tests.support.forge import index_of
->>>>>>> format2
+from tests.support.shared import DECODER, PHOTO
 
 
 def encode_reversed(text):
