@@ -268,6 +268,9 @@ class _Pack:
                 done[written.shard.url] = written
                 advance(written.shard.samples)
         shutil.rmtree(spill, ignore_errors=True)  # before a manifest says that there is nothing more to do
+        if request.splits is not None:
+            paths = {name: [f"{name}/*{compression.suffix}"] for name in self._targets if len(plans[name])}
+            publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
         for name, target in unfinished.items():
             stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
             publish_dataset(
@@ -278,9 +281,6 @@ class _Pack:
                 classes=getattr(self._source, "classes", ()),
                 packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
             )
-        if request.splits is not None:
-            paths = {name: [f"{name}/*{compression.suffix}"] for name in self._targets if len(plans[name])}
-            publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
         request = self._request
