@@ -211,7 +211,7 @@ def test_stats_are_counted_right(compression, originals):
     )
     assert figures["classes"] == {"cat": 5, "dog": 5, "2": 4}
     assert figures["before"] == Footprint(28, sum(sizes) + 14, lost)._asdict()
-    assert figures["after"] == Footprint(5, sum(files), sum(-size % 4096 for size in files))._asdict()
+    assert figures["after"] == Footprint(len(files), sum(files), sum(-size % 4096 for size in files))._asdict()
     assert figures["tar_bytes"] == sum(shard.tar_size for shard in read_manifest(str(originals[compression])).shards)
 
 

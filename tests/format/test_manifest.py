@@ -1,7 +1,9 @@
 """A manifest is read as it was written, or refused with what is wrong; it reaches nothing outside its folder."""
 
 import hashlib
+import io
 import json
+import tarfile
 from dataclasses import replace
 
 import pytest
@@ -26,20 +28,19 @@ SUFFIXES = {"none": ".tar", "zst": ".tar.zst", "gz": ".tar.gz"}
 SIZES = st.integers(0, 1 << 58)  # whose sum is a size, too
 CRCS = st.integers(0, 2**32 - 1)
 FILES = st.builds(FileFacts, SIZES, st.integers(0, 2**256 - 1).map(lambda n: f"{n:064x}"), SIZES, CRCS, CRCS)
-GOLDEN = """{
- "crc32": "6dfcf7d4",
+GOLDEN = """
  "block_file": {
-  "size": 200,
-  "sha256": "00000000000000000000000000000000000000000000000000000000000000bf",
-  "footer_size": 0,
   "footer_crc32": 0,
-  "group_rows": 0
+  "footer_size": 0,
+  "group_rows": 0,
+  "sha256": "00000000000000000000000000000000000000000000000000000000000000bf",
+  "size": 200
  },
  "block_samples": 16,
  "classes": [],
  "column_file": null,
  "columns": {},
- "digest": "8da1c3b2e3a1d8b6e33d8a1c5cb1a92e0a6d9d1c4d2e4f25c9a7bfeb5ab4a50f",
+ "digest": "6cce8d5d49f5fb4deb8d61ef19af418ddff037a3aa31fdbc67e73421fb6b85fd",
  "fields": [
   "cls",
   "jpg"
@@ -50,9 +51,28 @@ GOLDEN = """{
  "unique_keys": true,
  "wids_version": 1,
  "shardlist": [
+  ENTRY 0,
+  ENTRY 1
  ]
 }
 """
+GOLDEN_ENTRIES = (
+    (
+        '{"url": "train-000000.tar", "nsamples": 2, '
+        '"filesize": 4096, "tarsize": 4096, "sha256": "0000000000000000000000000000000000000000000000000000000000000000", '
+        '"compression": "none", "blocks": 1, "blocks_crc32": 8, '
+        '"index": {"size": 2000, "sha256": "00000000000000000000000000000000000000000000000000000000000000a0", '
+        '"footer_size": 900, "footer_crc32": 7, "group_rows": 4096}}'
+    ),
+    (
+        '{"url": "train-000001.tar", "nsamples": 2, '
+        '"filesize": 4096, "tarsize": 4096, "sha256": "0000000000000000000000000000000000000000000000000000000000000001", '
+        '"compression": "none", "blocks": 1, "blocks_crc32": 8, '
+        '"index": {"size": 2001, "sha256": "00000000000000000000000000000000000000000000000000000000000000a1", '
+        '"footer_size": 900, "footer_crc32": 7, "group_rows": 4096}}'
+    ),
+)
+GOLDEN_SHA256 = "0ec8bb5dfc84696d3567f39913647e20667a537d83abfd8bf44b437dec852195"
 
 
 def shard(number=0, **changes):
@@ -132,7 +152,24 @@ def test_a_manifest_of_format_1_is_read_for_ever(manifest):
 
 
 def test_the_bytes_of_a_manifest_are_these():
-    assert manifest_of().to_json() == GOLDEN
+    text = manifest_of().to_json()
+
+    golden = GOLDEN
+    for number, entry in enumerate(GOLDEN_ENTRIES):
+        golden = golden.replace(f"ENTRY {number}", entry)
+
+    assert text[512:].rstrip("\n") + "\n" == golden
+    assert len(text) % 512 == 0
+    assert hashlib.sha256(text.encode()).hexdigest() == GOLDEN_SHA256
+
+
+def test_who_opens_a_manifest_as_a_tar_finds_nothing_to_read():
+    data = manifest_of().to_json().encode()
+    header = tarfile.TarInfo.frombuf(data[:512], "utf-8", "strict")  # its checksum is right
+
+    assert (header.type, header.size) == (b"Z", len(data) - 512)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert [member.type for member in tar] == [b"Z"]
 
 
 def test_a_flipped_bit_anywhere_in_a_manifest_is_an_error():

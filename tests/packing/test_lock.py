@@ -12,7 +12,7 @@ from shardkit.packing.job import pack
 from shardkit.packing.lock import exclusive
 from shardkit.sources.folders import FileFolder, ImageFolder
 from shardkit.sources.shards import ShardSource
-from tests.support.folders import files_of
+from tests.support.folders import files_of, temporary_files
 
 
 def hold(folder, ready):
@@ -43,7 +43,7 @@ def test_a_second_pack_into_a_folder_is_refused_while_the_first_is_at_work(tmp_p
 
     assert "is being packed by another process" in errors[0]
     assert ShardSource(tmp_path / "packed").listed().key(0) == "a"
-    assert [path for path in (tmp_path / "packed").iterdir() if path.name.startswith(".")] == []
+    assert temporary_files(tmp_path / "packed") == []
 
 
 @pytest.mark.multiprocess

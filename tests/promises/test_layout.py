@@ -63,6 +63,7 @@ VOCABULARY = {
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
     # a dataset: which samples, and where they lie
+    "digest",
     *[
         "block",
         "buffers",

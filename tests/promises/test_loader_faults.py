@@ -18,13 +18,8 @@ from shardkit import ShardDataset, ShardLoader
 from shardkit.testing import assert_resumes_anywhere
 
 COUNT = 211
-SMALL = {
-    "shard_bytes": 60_000,
-    "block_bytes": 9_000,
-    "compression": "none",
-    "progress": False,
-    "columns": {"label": "cls"},
-}
+SMALL = {"shard_bytes": 60_000, "block_bytes": 9_000, "compression": "none", "progress": False}
+SMALL |= {"columns": {"label": "cls"}}
 
 
 def make_samples(first=0):
@@ -91,6 +86,10 @@ def empty(path):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:3000])
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def flip(path):
@@ -172,7 +171,7 @@ def test_damage_that_is_skipped_costs_its_block_or_its_shard_and_nothing_else(fo
 
 
 @each_way
-@pytest.mark.parametrize("damage", [remove, empty, cut, flip, flip_row_of_3])
+@pytest.mark.parametrize("damage", [remove, empty, halve, flip_row_of_3])
 def test_what_is_missing_or_does_not_belong_together_is_never_skipped(folder, way, damage):
     (path,) = folder.glob(f"*{BLOCKS}")
     damage(path)
@@ -182,7 +181,7 @@ def test_what_is_missing_or_does_not_belong_together_is_never_skipped(folder, wa
 
 
 @each_way
-@pytest.mark.parametrize("damage", [remove, empty, cut])
+@pytest.mark.parametrize("damage", [remove, empty, halve])
 def test_a_loader_needs_no_index(folder, way, damage):
     expected = keys_of(ShardLoader(ShardDataset(folder), 8, **way))
     (path,) = folder.glob("__index__/*000003.*.parquet")
@@ -192,7 +191,7 @@ def test_a_loader_needs_no_index(folder, way, damage):
 
 
 @each_way
-@pytest.mark.parametrize("damage", [remove, empty, cut, replace_by_neighbour])
+@pytest.mark.parametrize("damage", [remove, empty, halve, replace_by_neighbour])
 def test_an_index_that_is_asked_for_and_is_not_what_it_was_is_never_skipped(folder, way, damage):
     (path,) = folder.glob("__index__/*000003.*.parquet")
     damage(path)

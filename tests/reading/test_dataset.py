@@ -292,7 +292,7 @@ def test_a_condition_on_columns_made_of_others_is_decided(tmp_path):
 
 def test_a_dataset_of_no_samples_is_one(folder, tmp_path):
     nothing = ShardDataset(folder, where=[("label", ">", 99)])
-    pack_samples(tmp_path / "empty", samples=[], columns={})
+    index_shards([], out=tmp_path / "empty")
 
     for dataset in (nothing, ShardDataset(tmp_path / "empty"), ShardDataset(folder).subset([])):
         assert (len(dataset), list(dataset), dataset[:], dataset.keys(), dataset.num_blocks) == (0, [], [], [], 0)
