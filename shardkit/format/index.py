@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import ArgumentError, DatasetError, StorageError
+from shardkit.errors import ArgumentError, DatasetError, MissingFileError, StorageError
 from shardkit.sample import KEY, SOURCE
 from shardkit.storage.base import RangeFile, Storage, is_remote, read_right
 
@@ -312,15 +312,19 @@ class ShardIndex:
             try:
                 if fresh and self._fetch is not None:
                     self._parquet = _open_parquet(self._fetch())
-                if group is not None:
-                    return self._parquet.read_row_group(group, columns=wanted, use_threads=False)
-                return self._parquet.read(columns=wanted, use_threads=False)
+                table = (
+                    self._parquet.read(columns=wanted, use_threads=False)
+                    if group is None
+                    else self._parquet.read_row_group(group, columns=wanted, use_threads=False)
+                )
             except StorageError:
                 raise
             except (pa.ArrowException, OSError) as error:
                 raise DatasetError(
                     f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
                 ) from error
+            _check_rows(table, self.facts.fields, self.url)
+            return table
 
         return read_right(self.url, read)
 
@@ -328,6 +332,40 @@ class ShardIndex:
         """Return the samples' keys, in order."""
         keys: list[str] = self.rows([KEY]).column(KEY).to_pylist()
         return keys
+
+
+def _check_rows(table: "pa.Table", names: Sequence[str], url: str) -> None:
+    """Check that what says where samples and their fields lie is numbers, and that of no field a part of it is missing.
+
+    Args:
+        table: Some columns of the index.
+        names: The shard's fields.
+        url: The index.
+
+    Raises:
+        DatasetError: They are not.
+    """
+    import pyarrow as pa
+
+    problem = ""
+    for name in (KEY, OFFSET, SIZE):
+        column = table.column(name) if name in table.column_names else None
+        if column is not None and column.null_count:
+            problem = f"a sample has no {name}"
+        if column is not None and not (pa.types.is_string if name == KEY else pa.types.is_integer)(column.type):
+            problem = f"{name} is {column.type}"
+    for name in names:
+        parts = {part: f"{name}:{part}" for part in PARTS if f"{name}:{part}" in table.column_names}
+        missing = []
+        for part in parts.values():
+            column = table.column(part)
+            if not pa.types.is_integer(column.type):
+                problem = f"{part} is {column.type}"
+            missing.append(column.is_null() if column.null_count else None)
+        if any(other != missing[0] for other in missing[1:]):
+            problem = f"a sample has one of {', '.join(parts.values())} and lacks another"
+    if problem:
+        raise DatasetError(f"{url}: is damaged ({problem}); make it again with 'shardkit index'", url=url)
 
 
 def _check_types(facts: ShardFacts, blocks: BlockTable) -> None:
@@ -350,14 +388,20 @@ def read_index(storage: Storage, url: str) -> ShardIndex:
     """Open an index; only its footer is read.
 
     Raises:
-        FileNotFoundError: There is none.
+        MissingFileError: There is none.
+        StorageError: It cannot be read.
         DatasetError: It is damaged, or of an unknown version.
     """
 
     def read(*, fresh: bool) -> ShardIndex:
         return ShardIndex(_open(storage, url, fresh=fresh), url, fetch=partial(_open, storage, url, fresh=True))
 
-    return read_right(url, read)
+    try:
+        return read_right(url, read)
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{url}: this index is missing; fetch it again, or make it again with 'shardkit index'", url=url
+        ) from error
 
 
 def _open_parquet(file: io.RawIOBase | io.BytesIO) -> Any:

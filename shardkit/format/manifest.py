@@ -11,11 +11,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from os import PathLike
 from typing import Any
 
-from shardkit.errors import DatasetError, UnfinishedDatasetError, check_path
-from shardkit.storage.base import Storage, join, read_right, split_url
+from shardkit.errors import DatasetError, UnfinishedDatasetError, can_be_a_path, check_path
+from shardkit.storage.base import Storage, is_remote, join, read_right, split_url
+from shardkit.storage.local import local_path
 from shardkit.storage.registry import storage_for
 
 FORMAT_VERSION = 1
@@ -190,9 +192,8 @@ class Manifest:
                 "with 'shardkit index'",
                 url=where,
             )
-        if not allow_any_url:
-            for shard in shards:
-                _check_inside(shard.url, where)
+        for shard in shards:
+            _check_url(shard.url, where, allow_any_url=allow_any_url)
         return manifest
 
 
@@ -229,7 +230,7 @@ def read_manifest(
     Example:
         >>> read_manifest("no/such/folder")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        shardkit.errors.DatasetError: no/such/folder: has no manifest.json, so it is not a dataset; make one with ...
+        shardkit.errors.DatasetError: no/such/folder: does not exist, so it has no manifest.json; correct the path
     """
     url = check_path("url", url)
     folder, name = split_url(url)
@@ -240,9 +241,20 @@ def read_manifest(
     try:
         return load_manifest(storage, folder, name, allow_any_url=allow_any_url)
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetError(
-            f"{folder}: has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'", url=folder
-        ) from None
+        raise _no_manifest(folder, name) from None
+
+
+def _no_manifest(folder: str, name: str) -> DatasetError:
+    """Return the error for a folder without a manifest: there may be no such folder, or datasets in it."""
+    problem = f"has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'"
+    if not is_remote(folder):
+        path = local_path(folder)
+        inner = sorted(str(found.parent) for found in islice(path.glob(f"*/{MANIFEST_NAME}"), 10))
+        if inner:
+            problem = f"has no {name} itself; give one of the datasets in it: {', '.join(inner)}"
+        elif not path.exists():
+            problem = f"does not exist, so it has no {name}; correct the path"
+    return DatasetError(f"{folder}: {problem}", url=folder)
 
 
 def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bool) -> Manifest:
@@ -326,7 +338,7 @@ def index_name(url: str) -> str:
         >>> index_name("a/train-000000.tar.zst"), index_name("../read-only/train-000000.tar")
         ('a/train-000000.parquet', 'train-000000.parquet')
     """
-    return strip_suffix(url if _is_inside(url) else split_url(url)[1]) + ".parquet"
+    return strip_suffix(url if _is_inside(url) else split_url(url)[1].rpartition("/")[2]) + ".parquet"
 
 
 def _is_inside(url: str) -> bool:
@@ -334,8 +346,14 @@ def _is_inside(url: str) -> bool:
     return parts[0] != "" and ":" not in parts[0] and ".." not in parts and not parts[0].startswith("-")
 
 
-def _check_inside(url: str, where: str) -> None:
-    if not _is_inside(url):
+def _check_url(url: str, where: str, *, allow_any_url: bool) -> None:
+    if not can_be_a_path(url):
+        raise DatasetError(
+            f"{where}: names the shard {url!r}, which no file can be called; it was edited or damaged, so fetch it "
+            "again, or make it again with 'shardkit index'",
+            url=where,
+        )
+    if not allow_any_url and not _is_inside(url):
         raise DatasetError(
             f"{where}: names the shard {url!r}, which is outside its folder; if you trust who wrote it, "
             "pass allow_any_url=True",

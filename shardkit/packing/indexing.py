@@ -48,8 +48,9 @@ from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.storage.base import STDIN, Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
-from shardkit.storage.local import local_path
+from shardkit.storage.local import canonical_url, local_path
 from shardkit.storage.registry import storage_for
+from shardkit.storage.safe_names import check_no_links, find_unsafe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -226,12 +227,19 @@ def _names(shard_urls: Sequence[str], folder: str) -> list[str]:
                 "rename one, or index them apart",
                 url=url,
             )
+    if unsafe := find_unsafe(taken):
+        name, problem = unsafe
+        raise ArgumentError(
+            f"the index {name!r} of the shard {taken[name]} {problem}; rename the shard", url=taken[name]
+        )
+    if not is_remote(folder):
+        check_no_links(local_path(folder), taken)
     return names
 
 
 def _name(url: str, folder: str) -> str:
     if not is_remote(url) and not is_remote(folder):
-        return Path(os.path.relpath(local_path(url).resolve(), local_path(folder).resolve())).as_posix()
+        return Path(os.path.relpath(canonical_url(url), canonical_url(folder))).as_posix()
     if hide_secrets(url) != url:
         raise ArgumentError(
             f"{url}: has a password or a query that may be a signature, and the manifest would tell it; pass username "
@@ -240,7 +248,7 @@ def _name(url: str, folder: str) -> str:
         )
     begin = f"{folder.rstrip('/')}/"
     if not url.startswith(begin):
-        return url if is_remote(url) else local_path(url).resolve().as_uri()
+        return url if is_remote(url) else Path(canonical_url(url)).as_uri()
     name = url.removeprefix(begin)
     return unquote(name) if is_web(url) else name
 

@@ -103,15 +103,11 @@ class Indexes:
 
         Raises:
             DatasetError: It is damaged, or is another shard's.
-            FileNotFoundError: There is none.
+            StorageError: It is missing, or cannot be read.
         """
         entry = self._manifest.shards[shard]
         url = self.index_url(shard)
-        try:
-            index = read_index(self._storage, url)
-        except FileNotFoundError as error:
-            error.add_note(f"The manifest promises this index of {self.url(shard)}. Fetch it, or run 'shardkit index'")
-            raise
+        index = read_index(self._storage, url)
         facts, expected = index.facts, (entry.sha256, entry.samples, entry.compression, entry.tar_size)
         block_samples = self._manifest.block_samples
         if (facts.sha256, facts.samples, facts.compression, facts.tar_size) != expected or (
@@ -132,7 +128,7 @@ class Indexes:
         Raises:
             DatasetError: The index is damaged or another shard's, or the shard's blocks cannot be read on their own.
             ShardError: The shard has another size than the manifest says.
-            FileNotFoundError: There is no such shard, or no index of it.
+            StorageError: The shard or its index is missing, or cannot be read.
         """
         return self._read_once(self._blocks, shard, lambda: self._read_blocks(shard, None))
 
