@@ -347,7 +347,9 @@ def test_what_reads_shards_twice_refuses_standard_input(arguments):
 
 
 def test_an_error_of_the_operating_system_is_one_line_too(bare):
-    assert_is_one_line_of_error(invoke("ls", bare / "missing.tar"), "missing.tar: does not exist (No such file or directory); correct the path")
+    assert_is_one_line_of_error(
+        invoke("ls", bare / "missing.tar"), "missing.tar: does not exist (No such file or directory); correct the path"
+    )
 
 
 def test_what_an_error_says_to_do_is_an_option_that_there_is(dataset, photos, tmp_path):

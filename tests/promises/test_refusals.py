@@ -1,6 +1,5 @@
 """Whatever is wrong with files: an error of ours that names the file and says what to do, or the right samples."""
 
-import ctypes
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 
 import shardkit
 from shardkit.cli.app import app
+from tests.support.shared import without_rights
 
 SAMPLES = [{"__key__": f"k/{i:04d}", "txt": f"sample {i} " * 20, "cls": i % 5} for i in range(60)]
 PACK = {"shard_samples": 20, "block_bytes": "2kB", "compression": "none", "shuffle": False, "progress": False}
@@ -53,21 +53,6 @@ def limited(path, seconds=20):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def without_rights():
-    """Let this thread, and those that it starts, be bound by the permissions of files, also as root."""
-    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)
-    rights = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
-    assert libc.capget(header, rights) == 0
-    fewer = (ctypes.c_uint32 * 6)(*rights)
-    fewer[0] = fewer[3] = 0
-    assert libc.capset(header, fewer) == 0
-    try:
-        yield
-    finally:
-        assert libc.capset(header, rights) == 0
 
 
 # What may be wrong with a file.
