@@ -44,6 +44,7 @@ from shardkit.format.manifest import (
 from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, group_members
 from shardkit.format.tar import read_members
 from shardkit.hashing import hash_keys
+from shardkit.packing.writer import refuse_links
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
@@ -234,6 +235,7 @@ def _names(shard_urls: Sequence[str], folder: str) -> list[str]:
         )
     if not is_remote(folder):
         check_no_links(local_path(folder), taken)
+    refuse_links(folder)
     return names
 
 

@@ -39,17 +39,17 @@ from shardkit.packing.writer import (
     clean_destination,
     dataset_name,
     publish_manifest,
+    refuse_links,
     shard_stem,
     too_large,
 )
 from shardkit.progress import track
 from shardkit.sources.folders import ListedSource
 from shardkit.sources.shards import ShardSource
-from shardkit.storage.base import format_bytes, is_remote, join, parse_bytes
-from shardkit.storage.local import local_path, working_folder
+from shardkit.storage.base import format_bytes, join, parse_bytes
+from shardkit.storage.local import working_folder
 from shardkit.storage.os_errors import FULL
 from shardkit.storage.registry import storage_for
-from shardkit.storage.safe_names import check_no_links
 
 T = TypeVar("T")
 
@@ -90,7 +90,9 @@ class _Pack:
 
     def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         check_apart(self._source, [target.folder for target in self._targets.values()])
-        self._check_links()
+        refuse_links(self._folder, SPILL_NAME, *(self._request.splits or ()))
+        for target in self._targets.values():
+            refuse_links(target.folder)
         try:
             with exclusive([self._folder, *(target.folder for target in self._targets.values())]):
                 return self._run(resume=resume, overwrite=overwrite)
@@ -101,12 +103,6 @@ class _Pack:
             full = StorageError(f"{error}. {left}Then run the same pack again to go on", url=error.url)
             full.errno = error.errno
             raise full from error
-
-    def _check_links(self) -> None:
-        """Refuse links where folders of a name of ours are to be: what is written below them would be elsewhere."""
-        if not is_remote(self._folder):
-            splits = [f"{name}/{name}" for name in self._request.splits or ()]
-            check_no_links(local_path(self._folder), [f"{SPILL_NAME}/0", *splits])
 
     def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         if self._request.splits is not None:

@@ -35,9 +35,12 @@ from shardkit.format.shard_writer import (
 )
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import hash_key
-from shardkit.storage.base import Storage, is_web, join, parse_bytes, read_only, split_url
+from shardkit.storage.base import Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
+from shardkit.storage.local import local_path
 from shardkit.storage.registry import storage_for
+from shardkit.storage.safe_names import check_no_links
 
+_FOLDERS = ("__index__", "__staging__")
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
 
 
@@ -272,8 +275,23 @@ def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], 
     """
     if not overwrite:
         check_folder(storage, folder)
+    refuse_links(folder)
     write_whole(storage, join(folder, UNFINISHED_NAME), json.dumps(marker).encode(), overwrite=overwrite)
     delete_others(storage, folder, keep=())
+
+
+def refuse_links(folder: str, *names: str) -> None:
+    """Check that no folder of a dataset's own, below the one that the user named, is a link that leads elsewhere.
+
+    Args:
+        folder: The dataset's folder.
+        names: More folders in it.
+
+    Raises:
+        StorageError: One is.
+    """
+    if not is_remote(folder):
+        check_no_links(local_path(folder), [f"{name}/0" for name in (*_FOLDERS, *names)])
 
 
 def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:

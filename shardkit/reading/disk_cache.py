@@ -136,8 +136,7 @@ class BlockCache:
             now = time.time_ns()
             os.utime(descriptor, ns=(now, now))
             path.parent.mkdir(exist_ok=True)
-            root = self._folder.root
-            check_no_links(root.parent, [f"{root.name}/{path.parent.name}/{path.name}"])
+            check_no_links(self._folder.root, [f"{path.parent.name}/{path.name}"])
             with self._folder.locked():
                 if not os.path.lexists(path):
                     temporary.rename(path)

@@ -28,6 +28,7 @@ from shardkit.errors import ArgumentError
 from shardkit.storage.base import TEMPORARY_PREFIX, is_remote
 from shardkit.storage.local import local_path
 from shardkit.storage.os_errors import open_file, os_errors
+from shardkit.storage.safe_names import check_no_links
 
 FOLDER = "shardkit-cache"
 
@@ -146,6 +147,7 @@ class CacheFolder:
 
     def _open_tag(self) -> int:
         tag, folder = self.root / _TAG, self.root.parent
+        check_no_links(folder, [f"{FOLDER}/{_TAG}"])
         with suppress(FileNotFoundError, NotADirectoryError):
             return os.open(tag, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if not folder.parent.is_dir():
