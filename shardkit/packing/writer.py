@@ -150,7 +150,7 @@ class ShardWriter:
             SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
                 larger than a shard may be. It was not written; the writer can go on.
             CodecError: A value cannot be encoded, or a column cannot be computed. Likewise.
-            OSError: The shard could not be written. The dataset will not be finished; nor after any other error.
+            StorageError: The shard could not be written. The dataset will not be finished; nor after any other error.
             DatasetError: The writer is closed, or failed before.
         """
         if self._over:
