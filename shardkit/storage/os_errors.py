@@ -94,7 +94,10 @@ def check_is_file(status: os.stat_result, url: str) -> None:
     """Check that something is a file. Raises StorageError that says what it is."""
     if not stat.S_ISREG(status.st_mode):
         kind = next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), "something else")
-        raise StorageError(f"{url}: is {kind}, expected a file; correct the path, or put a file there", url=url)
+        remedy = "correct the path, or put a file there"
+        if stat.S_ISFIFO(status.st_mode):
+            remedy += "; a shard that comes through a pipe is read from standard input, as '-'"
+        raise StorageError(f"{url}: is {kind}, expected a file; {remedy}", url=url)
 
 
 class CheckedFile(io.FileIO):
