@@ -255,10 +255,10 @@ def test_hostile_keys_in_a_shard_lead_no_command_out_of_its_folder(tmp_path_fact
     folder = above / "folder"
     folder.mkdir()
     (folder / "a.tar").write_bytes(hostile_tar([f"{key}.cls" for key in keys]))
-    codes = [run("index", folder), run("verify", folder), run("ls", folder), run("stats", folder)]
-    codes += [run("cat", folder, key, "cls") for key in keys]
-    codes.append(run("pack", folder, folder / "packed"))
-    if codes[0] == 0:
+    is_dataset = run("index", folder) == 0
+    for command in (["verify"], ["ls"], ["cat", keys[0], "cls"], ["pack", folder / "packed"]):
+        run(command[0], folder, *command[1:])
+    if is_dataset:
         dataset = shardkit.ShardDataset(folder, cache=folder, cache_bytes="1MB")
         assert len(list(dataset)) == len(dataset)
 
