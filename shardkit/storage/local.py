@@ -90,9 +90,13 @@ class LocalStorage:
         if url == STDIN:
             return LocalStream(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), "standard input", None)
         file = os.fdopen(open_file(local_path(url), url), "rb", buffering=0)
-        if start:
-            file.seek(start)
-        return LocalStream(file, url, os.fstat(file.fileno()).st_size)
+        try:
+            with os_errors(url):
+                file.seek(start)
+                return LocalStream(file, url, os.fstat(file.fileno()).st_size)
+        except BaseException:
+            file.close()
+            raise
 
     @contextlib.contextmanager
     def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
