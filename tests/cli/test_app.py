@@ -399,6 +399,16 @@ def test_ctrl_c_ends_it_with_one_line():
 
 
 @pytest.mark.multiprocess
+def test_standard_output_that_is_full_is_named(dataset):
+    command = [sys.executable, "-c", "from shardkit.cli.app import main; main()", "ls", dataset()]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+
+    assert done.returncode != 0
+    assert done.stderr.startswith(b"error: standard output: cannot be written, because the disk is full (No space left")
+
+
+@pytest.mark.multiprocess
 def test_who_stops_reading_gets_no_error(tmp_path):
     folder = tmp_path / "many"
     with ShardWriter(str(folder)) as writer:

@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import pickle
+import re
 import socket
 import tempfile
 import traceback
@@ -307,12 +308,16 @@ def write_to_full(write, given, folder):
     write(given, folder / "train")
     expected = contents(folder)
     unmount(folder)
-    failures = 0
+    failures, said = 0, 0
     for pages in range(1, ROOM, 3):
         mount(folder, f"size={pages * PAGE}")
         message = refusal(write, given, folder / "train")
         if message is not None:
             failures += 1
+            said += (
+                re.search(r"\. What is still to be written has up to [\d.]+ KB\. Then run the same", message)
+                is not None
+            )
             assert str(folder) in message
             assert "the disk is full (No space left on device); make room on it" in message
             assert "run the same pack again to go on" in message or write in (by_writer, by_index)
@@ -326,6 +331,7 @@ def write_to_full(write, given, folder):
             assert contents(folder) == expected
         unmount(folder)
     assert 3 <= failures < len(range(1, ROOM, 3))
+    assert (said > 0) == (write in (by_pack, by_pack_with_transform))
 
 
 @pytest.mark.multiprocess

@@ -318,6 +318,7 @@ def test_patterns_lists_and_standard_input_are_expanded_in_order(tmp_path, monke
     assert names_of("s/1/b[0].tar") == ["s/1/b[0].tar"]
     assert names_of(["b.tar", "a-{1,0}.tar", "-", "b.tar"]) == ["b.tar", "a-1.tar", "a-0.tar", "-", "b.tar"]
     assert names_of("s/1/a.txt") == ["s/1/a.txt"]
+    assert names_of("s/.h*/*.tar") == ["s/.hidden/a-0.tar"]
 
 
 @pytest.mark.parametrize(
