@@ -9,21 +9,23 @@
     ├── SampleError              a sample cannot be written as it is
     ├── CodecError               a field cannot be encoded or decoded
     ├── SourceError              what is to be packed is missing, unreadable or has changed
-    ├── DatasetError             a manifest, an index or a directory of shards is not usable
-    │   ├── DatasetExistsError   ... because another dataset is in the way
-    │   └── UnfinishedDatasetError  ... because it is still being written, or its writer was killed
     ├── StorageError             files cannot be read or written where they are (also an OSError)
     │   ├── MissingFileError     ... because there is none of that name (also a FileNotFoundError)
+    │   ├── NotAFolderError      ... because a folder is needed and a file is there (also a NotADirectoryError)
     │   ├── AccessError          ... because it is not allowed (also a PermissionError)
     │   ├── ChangedFileError     ... because they were replaced while they were being read
     │   └── NoListingError       ... because the storage does not list its folders
+    ├── DatasetError             a manifest, an index or a directory of shards is not usable
+    │   ├── DatasetExistsError   ... because another dataset is in the way
+    │   ├── UnfinishedDatasetError  ... because it is still being written, or its writer was killed
+    │   └── IncompleteDatasetError  ... because shards or indexes are missing (also a MissingFileError)
     ├── StateError               a loader's state is of another dataset, order or version
     ├── WorkerError              a worker process has died
     ├── TooManySkippedError      more was skipped than ``max_skipped`` allows
     └── MissingExtraError        an optional dependency is needed (also an ImportError)
 
-Failures of the operating system (``FileNotFoundError``, ``PermissionError``, a full disk) stay the ``OSError`` that
-they are; those of other storages are a ``StorageError``, which is one too.
+Failures of the operating system (no such file, no permission, a full disk) are a ``StorageError`` too, which is an
+``OSError`` with the ``errno`` of the system.
 
 An error is built from one message, *where: what is, what was expected; what to do*, because a PyTorch ``DataLoader``
 rebuilds a worker's exception from its message alone. The attributes are for programs and survive pickling. Passwords
@@ -35,8 +37,8 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from os import PathLike, fspath
-from typing import SupportsIndex
+from os import PathLike, fsencode, fspath
+from typing import Any, SupportsIndex
 
 _USER = re.compile(r"(?<=://)([^\s/?#@]*)@")
 _QUERY = re.compile(r"(https?://[^\s?#]*)\?(?!\.\.\.)[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))", re.IGNORECASE)
@@ -102,24 +104,23 @@ class SourceError(ShardkitError):
     """What is to be packed is missing, unreadable, or not what it was when the pack began."""
 
 
-class DatasetError(ShardkitError):
-    """A manifest, an index or a directory of shards is not usable as it is."""
-
-
-class DatasetExistsError(DatasetError):
-    """Another dataset, or something else that would be overwritten, is in the way. Nothing was changed."""
-
-
-class UnfinishedDatasetError(DatasetError):
-    """The dataset is still being written, or its writer was killed. Running the same pack again goes on."""
-
-
 class StorageError(ShardkitError, OSError):
-    """Files cannot be read or written where they are, after all that could be tried. What was read is right."""
+    """Files cannot be read or written where they are, after all that could be tried. What was read is right.
+
+    Attributes:
+        errno: What the operating system calls the failure, as ``errno.ENOSPC``; None if it is not one of its.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {**self.__dict__, "errno": self.errno}  # OSError leaves it out
 
 
 class MissingFileError(StorageError, FileNotFoundError):
     """There is no such file."""
+
+
+class NotAFolderError(StorageError, NotADirectoryError):
+    """A file is where a folder is needed."""
 
 
 class AccessError(StorageError, PermissionError):
@@ -132,6 +133,28 @@ class ChangedFileError(StorageError):
 
 class NoListingError(StorageError):
     """The storage does not list its folders. Files that are named can be read."""
+
+
+class DatasetError(ShardkitError):
+    """A manifest, an index or a directory of shards is not usable as it is."""
+
+
+class DatasetExistsError(DatasetError):
+    """Another dataset, or something else that would be overwritten, is in the way. Nothing was changed."""
+
+
+class UnfinishedDatasetError(DatasetError):
+    """The dataset is still being written, or its writer was killed. Running the same pack again goes on."""
+
+
+class IncompleteDatasetError(DatasetError, MissingFileError):
+    """Shards or indexes that the manifest lists are not there. The message names the first of them.
+
+    Attributes:
+        missing: The URLs of all of them.
+    """
+
+    missing: tuple[str, ...] = ()
 
 
 class StateError(ShardkitError):
@@ -207,7 +230,7 @@ def check_path(name: str, value: str | PathLike[str]) -> str:
         value: The path.
 
     Raises:
-        ArgumentError: It is neither text nor a path, or it is empty.
+        ArgumentError: It is neither text nor a path, it is empty, or no file can have this name.
 
     Example:
         >>> from pathlib import Path
@@ -219,7 +242,22 @@ def check_path(name: str, value: str | PathLike[str]) -> str:
         raise ArgumentError(f"{name} must be text or a path, got {value!r}")
     if not path:
         raise ArgumentError(f"{name} is empty, expected a path; the current folder is written '.'")
+    if not can_be_a_path(path):
+        raise ArgumentError(f"{name} {path!r}: no file's name has a NUL, or half of a surrogate pair; correct it")
     return path
+
+
+def can_be_a_path(text: str) -> bool:
+    """Return whether the operating system takes a text as a path: not if it has NUL or half a surrogate pair.
+
+    Example:
+        >>> can_be_a_path("a.tar"), can_be_a_path("a" + chr(0) + ".tar")
+        (True, False)
+    """
+    try:
+        return b"\0" not in fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def check_paths(name: str, values: str | PathLike[str] | Iterable[str | PathLike[str]]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 import typer
 
 from shardkit.errors import ArgumentError, ShardkitError
+from shardkit.storage.os_errors import storage_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,11 +90,10 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=1))
 
 
-def _fail(error: Exception) -> NoReturn:
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    text = text.replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
+def _fail(error: ShardkitError | OSError) -> NoReturn:
+    if not isinstance(error, ShardkitError):  # of no file that we read or write
+        error = storage_error(error, error.filename or "standard output")
+    text = str(error).replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
     text = text.replace("storage_options", "--storage-option")
     typer.echo(f"error: {' '.join(text.split())}", err=True)
     raise typer.Exit(EXIT_ERROR)

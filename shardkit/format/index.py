@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from shardkit.errors import ArgumentError, DatasetError, ShardError, StorageError
+from shardkit.errors import ArgumentError, DatasetError, MissingFileError, ShardError, StorageError
 from shardkit.format.manifest import FORMAT_VERSION, INDEX_FOLDER, Shard, index_file_name, read_whole
 from shardkit.format.parquet import (
     CheckedParquet,
@@ -425,13 +425,15 @@ class ShardIndex:
             try:
                 if fresh:
                     self._parquet = self._open_file(fresh=True)
-                return self._parquet.read(wanted, group)
+                table = self._parquet.read(wanted, group)
             except (StorageError, PermissionError, FileNotFoundError):
                 raise
             except (pa.ArrowException, ParquetError, ShardError, OSError, *_UNPARSABLE) as error:
                 raise DatasetError(
                     f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
                 ) from error
+            _check_rows(table, self.facts.fields, self.url)
+            return table
 
         return read_right(self.url, read)
 
@@ -439,6 +441,40 @@ class ShardIndex:
         """Return the samples' keys, in order."""
         keys: list[str] = self.rows([KEY]).column(KEY).to_pylist()
         return keys
+
+
+def _check_rows(table: "pa.Table", names: Sequence[str], url: str) -> None:
+    """Check that what says where samples and their fields lie is numbers, and that of no field a part of it is missing.
+
+    Args:
+        table: Some columns of the index.
+        names: The shard's fields.
+        url: The index.
+
+    Raises:
+        DatasetError: They are not.
+    """
+    import pyarrow as pa
+
+    problem = ""
+    for name in (KEY, OFFSET, SIZE):
+        column = table.column(name) if name in table.column_names else None
+        if column is not None and column.null_count:
+            problem = f"a sample has no {name}"
+        if column is not None and not (pa.types.is_string if name == KEY else pa.types.is_integer)(column.type):
+            problem = f"{name} is {column.type}"
+    for name in names:
+        parts = {part: f"{name}:{part}" for part in PARTS if f"{name}:{part}" in table.column_names}
+        missing = []
+        for part in parts.values():
+            column = table.column(part)
+            if not pa.types.is_integer(column.type):
+                problem = f"{part} is {column.type}"
+            missing.append(column.is_null() if column.null_count else None)
+        if any(other != missing[0] for other in missing[1:]):
+            problem = f"a sample has one of {', '.join(parts.values())} and lacks another"
+    if problem:
+        raise DatasetError(f"{url}: is damaged ({problem}); make it again with 'shardkit index'", url=url)
 
 
 def _check_types(facts: ShardFacts, blocks: BlockTable) -> None:
@@ -466,14 +502,20 @@ def read_index(storage: Storage, url: str, facts: FileFacts | None = None) -> Sh
         facts: What a manifest of format 2 says of it; without them it is held to what it says of itself.
 
     Raises:
-        FileNotFoundError: There is none.
+        MissingFileError: There is none.
+        StorageError: It cannot be read.
         DatasetError: It is damaged, or of an unknown version.
     """
 
     def open_file(*, fresh: bool) -> CheckedParquet:
         return _open_file(storage, url, facts, fresh=fresh)
 
-    return read_right(url, lambda *, fresh: ShardIndex(open_file, url, fresh=fresh))
+    try:
+        return read_right(url, lambda *, fresh: ShardIndex(open_file, url, fresh=fresh))
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{url}: this index is missing; fetch it again, or make it again with 'shardkit index'", url=url
+        ) from error
 
 
 def open_index(storage: Storage, folder: str, shard: Shard) -> ShardIndex:
@@ -485,15 +527,12 @@ def open_index(storage: Storage, folder: str, shard: Shard) -> ShardIndex:
         shard: The manifest's entry for the shard.
 
     Raises:
-        FileNotFoundError: There is none.
+        MissingFileError: There is none.
+        StorageError: It cannot be read.
         DatasetError: It is damaged, or another shard's.
     """
     url, shard_url = join(folder, shard.index_url), join(folder, shard.url)
-    try:
-        index = read_index(storage, url, shard.index)
-    except FileNotFoundError as error:
-        error.add_note(f"The manifest promises this index of {shard_url}. Fetch it, or run 'shardkit index'")
-        raise
+    index = read_index(storage, url, shard.index)
     found = describe_shard(shard.url, index.facts, index.blocks, shard.index)
     if replace(found, file_size=shard.file_size) != shard:  # the shard's own size is compared with the shard
         raise DatasetError(

@@ -17,14 +17,23 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from os import PathLike
 from typing import Any
 
 from isal.isal_zlib import crc32
 
-from shardkit.errors import ArgumentError, DatasetError, UnfinishedDatasetError, check_path, hide_secrets
+from shardkit.errors import (
+    ArgumentError,
+    DatasetError,
+    UnfinishedDatasetError,
+    can_be_a_path,
+    check_path,
+    hide_secrets,
+)
 from shardkit.format.parquet import FileFacts
-from shardkit.storage.base import Storage, format_bytes, join, read_right, split_url
+from shardkit.storage.base import Storage, format_bytes, is_remote, join, read_right, split_url
+from shardkit.storage.local import local_path
 from shardkit.storage.registry import storage_for
 
 FORMAT_VERSION = 2
@@ -227,9 +236,8 @@ class Manifest:
                 "with 'shardkit index'",
                 url=where,
             )
-        if not allow_any_url:
-            for shard in manifest.shards:
-                _check_inside(shard.url, where)
+        for shard in manifest.shards:
+            _check_url(shard.url, where, allow_any_url=allow_any_url)
         return manifest
 
 
@@ -359,7 +367,7 @@ def read_manifest(
     Example:
         >>> read_manifest("no/such/folder")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        shardkit.errors.DatasetError: no/such/folder: has no manifest.json, so it is not a dataset; make one with ...
+        shardkit.errors.DatasetError: no/such/folder: does not exist, so it has no manifest.json; correct the path
     """
     url = check_path("url", url)
     folder, name = split_url(url)
@@ -372,9 +380,7 @@ def read_manifest(
     try:
         manifest = load_manifest(storage, folder, name, allow_any_url=allow_any_url)
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetError(
-            f"{folder}: has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'", url=folder
-        ) from None
+        raise _no_manifest(folder, name) from None
     if digest in (None, manifest.digest):
         return manifest
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # as in check_finished
@@ -386,6 +392,19 @@ def read_manifest(
         "what has changed before you pass its digest",
         url=folder,
     )
+
+
+def _no_manifest(folder: str, name: str) -> DatasetError:
+    """Return the error for a folder without a manifest: there may be no such folder, or datasets in it."""
+    problem = f"has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'"
+    if not is_remote(folder):
+        path = local_path(folder)
+        inner = sorted(str(found.parent) for found in islice(path.glob(f"*/{MANIFEST_NAME}"), 10))
+        if inner:
+            problem = f"has no {name} itself; give one of the datasets in it: {', '.join(inner)}"
+        elif not path.exists():
+            problem = f"does not exist, so it has no {name}; correct the path"
+    return DatasetError(f"{folder}: {problem}", url=folder)
 
 
 def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bool) -> Manifest:
@@ -505,7 +524,7 @@ def index_name(url: str) -> str:
         >>> index_name("a/train-000000.tar.zst"), index_name("../read-only/train-000000.tar")
         ('a/train-000000.parquet', 'train-000000.parquet')
     """
-    return strip_suffix(url if _is_inside(url) else split_url(url)[1]) + ".parquet"
+    return strip_suffix(url if _is_inside(url) else split_url(url)[1].rpartition("/")[2]) + ".parquet"
 
 
 def index_file_name(url: str, sha256: str) -> str:
@@ -515,7 +534,8 @@ def index_file_name(url: str, sha256: str) -> str:
         >>> index_file_name("a/train-000000.tar.zst", "0123456789abcdef" * 4)
         '__index__/train-000000.0123456789abcdef.parquet'
     """
-    return f"{INDEX_FOLDER}/{strip_suffix(split_url(url)[1])}.{sha256[:_SHORT_HASH]}.parquet"
+    stem = strip_suffix(split_url(url)[1].rpartition("/")[2])  # of a web address, a name may have slashes
+    return f"{INDEX_FOLDER}/{stem}.{sha256[:_SHORT_HASH]}.parquet"
 
 
 def version_name(digest: str) -> str:
@@ -533,8 +553,14 @@ def _is_inside(url: str) -> bool:
     return parts[0] != "" and ":" not in parts[0] and ".." not in parts and not parts[0].startswith("-")
 
 
-def _check_inside(url: str, where: str) -> None:
-    if not _is_inside(url):
+def _check_url(url: str, where: str, *, allow_any_url: bool) -> None:
+    if not can_be_a_path(url):
+        raise DatasetError(
+            f"{where}: names the shard {url!r}, which no file can be called; it was edited or damaged, so fetch it "
+            "again, or make it again with 'shardkit index'",
+            url=where,
+        )
+    if not allow_any_url and not _is_inside(url):
         raise DatasetError(
             f"{where}: names the shard {url!r}, which is outside its folder; if you trust who wrote it, "
             "pass allow_any_url=True",

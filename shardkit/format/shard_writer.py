@@ -190,7 +190,7 @@ class ShardFile:
 
         Raises:
             SampleError: It is too large for one zstd frame. It was not written.
-            OSError: The file could not be written, for example because the disk is full. The shard must be given up.
+            StorageError: The file could not be written, perhaps because the disk is full. The shard must be given up.
         """
         key, members, source = sample
         start = position = self.tar_size
@@ -224,7 +224,7 @@ class ShardFile:
         """Write what is left and the end of the archive; return the index's contents: facts, blocks and table.
 
         Raises:
-            OSError: The file could not be written.
+            StorageError: The file could not be written.
         """
         if self._parts:
             self._end_block()

@@ -23,8 +23,10 @@ from shardkit.format.scan import group_members, range_reader
 from shardkit.format.side_files import CARD_NAME
 from shardkit.format.tar import read_members
 from shardkit.reading.forward import ShardLocation, find_shards
+from shardkit.reading.missing import check_streamed
 from shardkit.sample import KEY, split_name, stored_field
 from shardkit.storage.base import STDIN, Storage, join, read_right
+from shardkit.storage.os_errors import os_errors
 from shardkit.storage.registry import storage_for
 
 FILE_SYSTEM_BLOCK = 4096
@@ -146,6 +148,9 @@ def _open(
         folder = urls.rstrip("/") or urls
         if not shard or "{" not in folder or locations[0].folder == folder:  # one dataset
             manifest = read_manifest(folder, storage_options=storage_options, allow_any_url=allow_any_url)
+    if locations:
+        storage = storage_for(locations[0].url, storage_options)
+        check_streamed(storage, urls, [location.url for location in locations if location.shard is None])
     return manifest, (_Shard(storage_for(location.url, storage_options), location) for location in locations)
 
 
@@ -325,15 +330,24 @@ def recognise_source(path: str) -> Literal["images", "files", "shards"]:
     only, and none at the top; to see this, about a thousand files are looked at.
 
     Raises:
-        SourceError: Nothing has this name, and it is neither a pattern nor a URL.
+        SourceError: Nothing has this name, and it is neither a pattern nor a URL; or it is a file that is no shard.
+        StorageError: It cannot be looked into.
 
     Example:
         >>> recognise_source("shards/train-{000000..000015}.tar")
         'shards'
     """
-    folder = Path(check_path("source", path))
+    with os_errors(check_path("source", path)):
+        return _recognise(Path(path), path)
+
+
+def _recognise(folder: Path, path: str) -> Literal["images", "files", "shards"]:
     if not folder.exists() and path != STDIN and not set(path) & set("{*?[:"):
         raise SourceError(f"{path}: does not exist; name a folder of images or of other files, or shards")
+    if folder.is_file() and not folder.name.lower().endswith((*SHARD_SUFFIXES, ".json")):
+        raise SourceError(
+            f"{path}: is a file that is not called like a shard ({', '.join(SHARD_SUFFIXES)}); name the folder it is in"
+        )
     if not folder.is_dir():
         return "shards"
     if any(inner.name == MANIFEST_NAME or inner.name.lower().endswith(SHARD_SUFFIXES) for inner in folder.iterdir()):

@@ -6,12 +6,12 @@ It is made from the manifest and the order's plan alone; no shard and no index i
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from shardkit.errors import ArgumentError, DatasetError, MissingExtraError, check_whole, hide_secrets
+from shardkit.errors import ArgumentError, DatasetError, MissingExtraError, check_path, check_whole, hide_secrets
 from shardkit.format.manifest import Manifest, read_manifest
 from shardkit.hashing import derive
 from shardkit.inspection.mixing import (
@@ -30,6 +30,7 @@ from shardkit.inspection.mixing import (
 )
 from shardkit.order.plan import LANES, OrderPlan, default_lanes
 from shardkit.storage.base import format_bytes
+from shardkit.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,9 +145,10 @@ class ShuffleReport:
 
         Raises:
             ArgumentError: It is neither of them.
+            StorageError: It cannot be written.
             MissingExtraError: matplotlib is not installed.
         """
-        path = fspath(path)
+        path = check_path("plot", path)
         if not path.lower().endswith(_PICTURES):
             raise ArgumentError(f"plot {path!r}: is a picture of an unknown kind, expected .png or .svg")
         try:
@@ -175,7 +177,8 @@ class ShuffleReport:
             _draw_course(axes[letter], course, self.num_samples)
             axes[letter].set_title(title)
         axes["c"].set_ylabel("place in the dataset, %")
-        figure.savefig(path)
+        with LocalStorage().create(path, overwrite=True) as file:
+            figure.savefig(file, format=path.rpartition(".")[2].lower())
 
     def _order(self, lanes: int) -> OrderPlan:
         counts, size = self._layout.counts, self._layout.block_samples

@@ -436,12 +436,15 @@ class _Dataset:
             if present is not None and _members(present) == members:
                 continue
             for name, (offset, size, crc) in members.items():
+                is_said = False  # what is wrong
                 try:
                     if crc32(read(offset, size)) == crc:
                         continue
-                except (ShardError, OSError):
+                except ShardError:
                     pass  # what cannot be read is not whole
-                if not damaged:
+                except OSError:  # when the shard was gone through
+                    is_said = True
+                if not damaged and not is_said:
                     message = f"sample {row[KEY]!r}: field {name!r} at byte {offset:,} is not what the index says"
                     problems.append(Problem(url, message, offset, row[KEY], name))
                 damaged.append(row[KEY])

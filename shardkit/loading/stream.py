@@ -18,8 +18,10 @@ from shardkit.loading.collate import channels_first, holds_images
 from shardkit.loading.epochs import Pass, SharedEpochs, Skipped, Skipper
 from shardkit.order.ranks import check_place, find_place
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
+from shardkit.reading.missing import check_streamed
 from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
 from shardkit.storage.base import STDIN
+from shardkit.storage.registry import storage_for
 from shardkit.transforms.apply import (
     FieldFunctions,
     Transform,
@@ -97,6 +99,7 @@ class ShardStream(IterableDataset[Any]):
     Raises:
         ArgumentError: An argument is out of range, or only one of rank and world_size is known.
         DatasetError: There are no shards, or a manifest is not usable. While iterating, an index is not.
+        StorageError: Shards or indexes on this machine are missing. While iterating, one is, or cannot be read.
         ShardError: While iterating, a shard is damaged.
         CodecError: While iterating, a field cannot be decoded.
         SampleError: While iterating, a sample lacks a field.
@@ -151,6 +154,8 @@ class ShardStream(IterableDataset[Any]):
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._storage_options = storage_options
         self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
+        bare = [location.url for location in self._shards if location.shard is None]
+        check_streamed(storage_for(self._shards[0].url, storage_options), urls, bare)
         self._epochs = SharedEpochs()
         self._has_stdin = any(location.url == STDIN for location in self._shards)
         #: of the loader that this worker process belongs to, and how often it, or else this process, has iterated

@@ -37,6 +37,7 @@ from shardkit.format.manifest import (
     Manifest,
     Shard,
     check_finished,
+    index_file_name,
     index_name,
     load_manifest,
     read_writer_marker,
@@ -45,13 +46,14 @@ from shardkit.format.manifest import (
 from shardkit.format.scan import ShardScan, count_repeated_keys, find_block_samples
 from shardkit.format.side_files import publish_manifest
 from shardkit.hashing import hash_keys
-from shardkit.packing.writer import list_indexes
+from shardkit.packing.writer import list_indexes, refuse_links
 from shardkit.progress import track
 from shardkit.reading.forward import find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.storage.base import STDIN, Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
-from shardkit.storage.local import local_path
+from shardkit.storage.local import canonical_url
 from shardkit.storage.registry import storage_for
+from shardkit.storage.safe_names import find_unsafe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,6 +130,7 @@ def index_shards(
     for place in {folder, *(split_url(url)[0] for url in shard_urls)}:
         check_finished(storage, place, by_pack=True)
     names = [_name(url, folder) for url in shard_urls]
+    _check_names(dict(zip(names, shard_urls, strict=True)), folder)
     old = _old_manifest(storage, folder, set(names), overwrite=overwrite)
     expected = {shard.url: shard for shard in old.shards} if old else {}
     left = _LeftIndexes(storage, folder, old)
@@ -211,9 +214,17 @@ def _manifest_folder(shard_urls: Sequence[str], out: str | None) -> str:
     raise ArgumentError(f"{lie}{cannot}; say by out= where the manifest and the indexes go")
 
 
+def _check_names(names: Mapping[str, str], folder: str) -> None:
+    """Check that indexes can be called as the shards are, whose URLs are given by their names, and follow no link."""
+    for name, url in names.items():
+        if unsafe := find_unsafe([split_url(index_file_name(name, "0" * 64))[1]]):
+            raise ArgumentError(f"the index {unsafe[0]!r} of the shard {url} {unsafe[1]}; rename the shard", url=url)
+    refuse_links(folder)
+
+
 def _name(url: str, folder: str) -> str:
     if not is_remote(url) and not is_remote(folder):
-        return Path(os.path.relpath(local_path(url).resolve(), local_path(folder).resolve())).as_posix()
+        return Path(os.path.relpath(canonical_url(url), canonical_url(folder))).as_posix()
     if hide_secrets(url) != url:
         raise ArgumentError(
             f"{url}: has a password or a query that may be a signature, and the manifest would tell it; pass username "
@@ -222,7 +233,7 @@ def _name(url: str, folder: str) -> str:
         )
     begin = f"{folder.rstrip('/')}/"
     if not url.startswith(begin):
-        return url if is_remote(url) else local_path(url).resolve().as_uri()
+        return url if is_remote(url) else Path(canonical_url(url)).as_uri()
     name = url.removeprefix(begin)
     return unquote(name) if is_web(url) else name
 

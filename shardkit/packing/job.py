@@ -50,14 +50,16 @@ from shardkit.packing.writer import (
     clean_destination,
     dataset_name,
     publish_dataset,
+    refuse_links,
     shard_stem,
     too_large,
 )
 from shardkit.progress import track
 from shardkit.sources.folders import ListedSource
 from shardkit.sources.shards import ShardSource
-from shardkit.storage.base import join, parse_bytes
+from shardkit.storage.base import format_bytes, join, parse_bytes
 from shardkit.storage.local import working_folder
+from shardkit.storage.os_errors import FULL
 from shardkit.storage.registry import storage_for
 
 T = TypeVar("T")
@@ -96,6 +98,7 @@ class _Pack:
         self._decoder = decoder  # checks every field; None for no check
         self._progress = progress
         self._fingerprint = ""  # of a listed source
+        self._left = 0  # bytes of the shards that are still to be written
         names = list(request.splits) if request.splits is not None else []
         self._targets = {n: Target(self._storage, join(folder, n), self._described) for n in names} or {
             dataset_name(folder): Target(self._storage, folder, self._described)
@@ -103,8 +106,19 @@ class _Pack:
 
     def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         check_apart(self._source, [target.folder for target in self._targets.values()])
-        with exclusive([self._folder, *(target.folder for target in self._targets.values())]):
-            return self._run(resume=resume, overwrite=overwrite)
+        refuse_links(self._folder, SPILL_NAME, *(self._request.splits or ()))
+        for target in self._targets.values():
+            refuse_links(target.folder)
+        try:
+            with exclusive([self._folder, *(target.folder for target in self._targets.values())]):
+                return self._run(resume=resume, overwrite=overwrite)
+        except StorageError as error:
+            if error.errno not in FULL:
+                raise
+            left = f"What is still to be written has up to {format_bytes(self._left)}. " if self._left > 0 else ""
+            full = StorageError(f"{error}. {left}Then run the same pack again to go on", url=error.url)
+            full.errno = error.errno
+            raise full from error
 
     def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         if self._request.splits is not None:
@@ -252,6 +266,7 @@ class _Pack:
                     earlier = target.finished_shard(stem, indexes[stem], compression, digest)
                     if earlier is not None:
                         done[earlier.shard.url] = earlier
+                        self._left -= earlier.shard.tar_size
                         advance(earlier.shard.samples)
                         continue
                     samples = records.take(plans[name].positions(number))
@@ -260,12 +275,14 @@ class _Pack:
                     )
 
         total = sum(len(plans[name].order) for name in unfinished)
+        self._left = sum(int(records.tar_sizes[plans[name].order].sum()) for name in unfinished)
         with (
             track("packing", total=total, enabled=self._progress) as advance,
             closing(self._workers.run(tasks())) as results,
         ):
             for written in results:
                 done[written.shard.url] = written
+                self._left -= written.shard.tar_size
                 advance(written.shard.samples)
         shutil.rmtree(spill, ignore_errors=True)  # before a manifest says that there is nothing more to do
         if request.splits is not None:
@@ -395,7 +412,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         SourceError: The source is empty, or changed while it was read.
         WorkerError: A worker process died. The same call goes on from there.
         ArgumentError: A column names a field that no sample has. No shard was written.
-        OSError: A file could not be read or written. The same call goes on from there.
+        StorageError: A file could not be read or written, for example because the disk is full. The same call goes on
+            from there.
 
     Example:
         >>> import tempfile

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shardkit.errors import DatasetExistsError
-from shardkit.storage.base import LOCK_NAME
+from shardkit.storage.base import LOCK_NAME, not_a_folder
 from shardkit.storage.local import working_folder
+from shardkit.storage.os_errors import os_errors
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
 
@@ -22,7 +23,8 @@ def exclusive(folders: Iterable[str]) -> Iterator[None]:
     packs of this machine and user out; those of others are told by what stands there that it is unfinished.
 
     Raises:
-        DatasetExistsError: Another process, or another thread, is packing there.
+        DatasetExistsError: Another process, or another thread, is packing there, or it is a file.
+        StorageError: Nothing can be written there.
 
     Example:
         >>> import tempfile
@@ -41,24 +43,34 @@ def exclusive(folders: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def _lock(folder: Path, url: str) -> Iterator[None]:
-    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        if not _take(descriptor, path):
-            raise DatasetExistsError(
-                f"{url}: is being packed by another process; wait for it, or choose another folder", url=url
-            )
+    with os_errors(url):
+        made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         try:
-            yield
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise not_a_folder(url) from None
+    try:
+        with os_errors(str(path)):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            with os_errors(str(path)):
+                is_ours = _take(descriptor, path)
+            if not is_ours:
+                raise DatasetExistsError(
+                    f"{url}: is being packed by another process; wait for it, or choose another folder", url=url
+                )
+            try:
+                yield
+            finally:
+                with os_errors(str(path)):
+                    path.unlink(missing_ok=True)
         finally:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):  # it is not empty
-                for parent in made:
-                    parent.rmdir()
+            os.close(descriptor)
     finally:
-        os.close(descriptor)
+        with suppress(OSError):  # it is not empty
+            for parent in made:
+                parent.rmdir()
 
 
 def _take(descriptor: int, path: Path) -> bool:

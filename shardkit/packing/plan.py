@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from shardkit.errors import ArgumentError
 from shardkit.hashing import UInt64Array, derive, hash_key, mix64_array, shuffled
+from shardkit.storage.safe_names import find_unsafe
 
 _SPLIT_DOMAIN = derive(0x5350_4C49_54)  # "SPLIT": independent of every seed
 _SHUFFLE_DOMAIN = 0x5041_434B  # "PACK"
@@ -111,7 +112,7 @@ def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
     """Return the shares of the splits, or None if there are none.
 
     Raises:
-        ArgumentError: The shares are not positive or do not add up to 1, or a name cannot be a folder's.
+        ArgumentError: The shares are not positive or do not add up to 1, or a name cannot be a folder's of its own.
 
     Example:
         >>> check_splits({"train": 0.9, "val": 0.1})
@@ -125,6 +126,8 @@ def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
     for name in splits:
         if not isinstance(name, str) or not name or name[0] in ".-" or set(name) & set("/\\:\0"):
             raise ArgumentError(f"splits: {name!r} cannot be what a folder and its shards are called; write 'train'")
+    if unsafe := find_unsafe(splits):
+        raise ArgumentError(f"splits: {unsafe[0]!r} {unsafe[1]}; call it something else")
     return {name: float(share) for name, share in splits.items()}
 
 

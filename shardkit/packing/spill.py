@@ -23,6 +23,7 @@ from shardkit.hashing import UInt64Array, hash_key
 from shardkit.packing.writer import too_large
 from shardkit.storage.base import TEMPORARY_PREFIX, join
 from shardkit.storage.local import local_path
+from shardkit.storage.os_errors import open_file, os_errors
 from shardkit.storage.registry import storage_for
 
 SPILL_NAME = f"{TEMPORARY_PREFIX}spill"
@@ -87,7 +88,7 @@ def write_segment(url: str, samples: Iterable[EncodedSample], *, shard_bytes: in
 def read_segment(url: str) -> Segment | None:
     """Return a segment that was written before; None if there is none."""
     try:
-        with local_path(url).open("rb") as file:
+        with os_errors(url), os.fdopen(open_file(local_path(url), url), "rb") as file:
             file.seek(-_FOOTER.size, io.SEEK_END)
             end, count, content, fingerprint = _FOOTER.unpack(file.read())
             file.seek(end)
@@ -164,11 +165,13 @@ class SpillPart:
 
     def __iter__(self) -> Iterator[EncodedSample]:
         """Yield the samples, one read each."""
-        descriptors = [os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC) for url in self.urls]
+        descriptors: list[int] = []
         try:
+            descriptors += (open_file(local_path(url), url) for url in self.urls)
             segments, offsets, sizes = self.segments.tolist(), self.offsets.tolist(), self.sizes.tolist()
             for segment, offset, size in zip(segments, offsets, sizes, strict=True):
-                record = os.pread(descriptors[segment], size, offset)
+                with os_errors(self.urls[segment]):
+                    record = os.pread(descriptors[segment], size, offset)
                 if len(record) != size:
                     raise SourceError(f"{self.urls[segment]}: was cut while it was in use; run the pack again")
                 yield _parse(record)

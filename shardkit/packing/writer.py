@@ -57,12 +57,14 @@ from shardkit.format.side_files import publish_manifest
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import hash_key
 from shardkit.storage.base import Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
-from shardkit.storage.local import remove_temporary_files
+from shardkit.storage.local import local_path, remove_temporary_files
 from shardkit.storage.registry import storage_for
+from shardkit.storage.safe_names import check_no_links
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_FOLDERS = (INDEX_FOLDER, "__staging__")
 _SUFFIXES = (".tar", ".tar.zst", ".tar.gz")
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
 
@@ -244,7 +246,7 @@ class ShardWriter:
             SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
                 larger than a shard may be. It was not written; the writer can go on.
             CodecError: A value cannot be encoded, or a column cannot be computed. Likewise.
-            OSError: The shard could not be written. The dataset will not be finished; nor after any other error.
+            StorageError: The shard could not be written. The dataset will not be finished; nor after any other error.
             DatasetError: The writer is closed, or failed before.
         """
         if self._over:
@@ -363,8 +365,23 @@ def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], 
     """
     if not overwrite:
         check_folder(storage, folder)
+    refuse_links(folder)
     write_whole(storage, join(folder, UNFINISHED_NAME), json.dumps(marker).encode(), overwrite=overwrite)
     delete_others(storage, folder, keep=())
+
+
+def refuse_links(folder: str, *names: str) -> None:
+    """Check that no folder of a dataset's own, below the one that the user named, is a link that leads elsewhere.
+
+    Args:
+        folder: The dataset's folder.
+        names: More folders in it.
+
+    Raises:
+        StorageError: One is.
+    """
+    if not is_remote(folder):
+        check_no_links(local_path(folder), [f"{name}/0" for name in (*_FOLDERS, *names)])
 
 
 def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:

@@ -2,6 +2,7 @@
 
 The modules, in the order of a sample's way::
 
+    missing             shards and indexes that are not there
     forward             shards -> samples
     block               one block's bytes -> its samples
     index_cache         what the indexes of a dataset's shards say, within bounds

@@ -23,7 +23,6 @@ from shardkit.reading.memory import Buffers
 from shardkit.reading.page_cache import OpenFile, ResidentBlock
 from shardkit.sample import COLUMNS, KEY, URL, FieldSelection, Sample
 from shardkit.storage.base import is_remote, read_right
-from shardkit.storage.local import local_path
 from shardkit.storage.registry import storage_for
 
 FRAME_BYTES = 32_000_000
@@ -141,7 +140,7 @@ class ShardAccess:
     def _open_file(self, shard: int) -> OpenFile:
         file = self._files.get(shard)
         if file is None:
-            file = OpenFile(str(local_path(self.indexes.url(shard))))
+            file = OpenFile(self.indexes.url(shard))
             self._files.put(shard, file, 1)
         return file
 

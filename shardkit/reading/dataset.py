@@ -20,8 +20,10 @@ from shardkit.reading.disk_cache import open_cache
 from shardkit.reading.filters import Where, select_indices, select_samples
 from shardkit.reading.index_cache import cannot_read_blocks
 from shardkit.reading.memory import Buffers
+from shardkit.reading.missing import check_present
 from shardkit.reading.page_cache import ResidentBlock
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
+from shardkit.storage.registry import storage_for
 from shardkit.transforms.apply import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
 from shardkit.transforms.rng import Rng
 
@@ -91,6 +93,8 @@ class ShardDataset:
     Raises:
         ArgumentError: An argument is out of range, or no sample has a field, or the indexes have not a column.
         DatasetError: There is no usable manifest; or later, an index is not usable, or another shard's.
+        IncompleteDatasetError: Shards or indexes on this machine are missing.
+        StorageError: The manifest cannot be read; or later, a shard or an index is missing or cannot be read.
         ShardError: Later, a shard is damaged, cut or replaced.
         CodecError: Later, a field cannot be decoded.
         SampleError: Later, a sample lacks a field.
@@ -142,6 +146,7 @@ class ShardDataset:
             storage_options=storage_options,
             cache=open_cache(cache, cache_bytes, block_bytes=self.block_bytes),
         )
+        check_present(storage_for(self.manifest.url, storage_options), self.manifest)
         self._check_shards()
         self._selected: IntArray | None = None  # numbers in the whole dataset, ascending; None for all
         self._select(None)
@@ -175,8 +180,15 @@ class ShardDataset:
 
     def _check_shards(self) -> None:
         """Refuse what cannot be read by blocks; of a zst shard only its index says whether it can."""
-        of_zst = None
+        of_zst, size = None, self.manifest.block_samples
         for number, shard in enumerate(self.manifest.shards):
+            if shard.blocks != -(-shard.samples // size):
+                raise DatasetError(
+                    f"{self.manifest.url}: its manifest says that {shard.url} has {shard.blocks:,} blocks, but its "
+                    f"{shard.samples:,} samples are {-(-shard.samples // size):,} blocks of {size:,}; it was edited or "
+                    "damaged, so fetch it again, or make it again with 'shardkit index'",
+                    url=self.manifest.url,
+                )
             if shard.compression not in ("none", "zst"):
                 raise cannot_read_blocks(self.manifest.url, self._access.indexes.url(number), shard.compression)
             if shard.compression == "zst" and shard.samples and of_zst is None:
@@ -395,7 +407,7 @@ class ShardDataset:
             ArgumentError: There is no such block.
             ShardError: It is damaged, or the shard was cut or replaced.
             DatasetError: The index is not usable, or is another shard's.
-            FileNotFoundError: The shard or its index is missing.
+            StorageError: The shard or its index is missing, or cannot be read.
         """
         return self._access.read_block(int(shard), int(block))
 

@@ -13,6 +13,7 @@ from shardkit.errors import ArgumentError, TruncatedShardError, check_path
 from shardkit.reading.disk_cache_folder import CacheFolder, Usage, room_of
 from shardkit.storage.base import format_bytes, parse_bytes
 from shardkit.storage.local import LocalStorage
+from shardkit.storage.safe_names import check_no_links
 
 _SHARE = 16  # this part of all is freed at once, where there is no room, so that the folder is listed seldom
 _RECOUNT = 600 * 10**9  # nanoseconds for which what was counted is believed: somebody may have deleted files
@@ -135,6 +136,7 @@ class BlockCache:
             now = time.time_ns()
             os.utime(descriptor, ns=(now, now))
             path.parent.mkdir(exist_ok=True)
+            check_no_links(self._folder.root, [f"{path.parent.name}/{path.name}"])
             with self._folder.locked():
                 if not os.path.lexists(path):
                     temporary.rename(path)

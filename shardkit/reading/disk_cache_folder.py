@@ -27,6 +27,8 @@ from typing import NamedTuple
 from shardkit.errors import ArgumentError
 from shardkit.storage.base import TEMPORARY_PREFIX, is_remote
 from shardkit.storage.local import local_path
+from shardkit.storage.os_errors import open_file, os_errors
+from shardkit.storage.safe_names import check_no_links
 
 FOLDER = "shardkit-cache"
 
@@ -145,8 +147,9 @@ class CacheFolder:
 
     def _open_tag(self) -> int:
         tag, folder = self.root / _TAG, self.root.parent
+        check_no_links(folder, [f"{FOLDER}/{_TAG}"])
         with suppress(FileNotFoundError, NotADirectoryError):
-            return os.open(tag, os.O_RDWR | os.O_CLOEXEC)
+            return os.open(tag, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if not folder.parent.is_dir():
             raise ArgumentError(f"cache: {folder} cannot be made, as {folder.parent} is not there; make that first")
         if folder.exists() and not folder.is_dir():
@@ -156,7 +159,7 @@ class CacheFolder:
         names = self._names()
         if names and _TAG not in names:
             raise self._foreign()
-        return os.open(tag, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(tag, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def _names(self) -> list[str]:
         return [path.name for path in self.root.iterdir()]
@@ -242,8 +245,10 @@ def list_blocks(folder: str) -> list[CachedBlock]:
 
     Raises:
         ArgumentError: There is no cache.
+        StorageError: It cannot be read.
     """
-    return sorted(_existing(folder).blocks())
+    with os_errors(folder):
+        return sorted(_existing(folder).blocks())
 
 
 def clear_cache(folder: str) -> list[CachedBlock]:
@@ -254,9 +259,13 @@ def clear_cache(folder: str) -> list[CachedBlock]:
 
     Raises:
         ArgumentError: There is no cache.
-        OSError: It cannot be written to.
+        StorageError: It cannot be written to.
     """
-    cache = _existing(folder)
+    with os_errors(folder):
+        return _clear(_existing(folder))
+
+
+def _clear(cache: CacheFolder) -> list[CachedBlock]:
     with cache.locked() as usage:
         cache.remove_leftovers(usage)
         blocks = cache.count(usage)
@@ -274,7 +283,7 @@ def _entries(folder: "os.PathLike[str]") -> "list[os.DirEntry[str]]":
 def _existing(folder: str) -> CacheFolder:
     cache = CacheFolder(folder)
     try:
-        with (cache.root / _TAG).open("rb") as tag:
+        with os.fdopen(open_file(cache.root / _TAG, folder), "rb") as tag:
             if tag.read(len(_HEADER)) == _HEADER:
                 return cache
     except (FileNotFoundError, NotADirectoryError):

@@ -23,6 +23,7 @@ from shardkit.errors import ArgumentError, DatasetError, NoListingError, ShardEr
 from shardkit.format.index import OFFSET, ShardIndex, open_index
 from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.format.tar import MAX_MEMBER_BYTES, Member, read_members
+from shardkit.reading.missing import check_present
 from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
 from shardkit.storage.base import FRESH_READS, STDIN, Storage, is_remote, is_web, join, split_url
 from shardkit.storage.local import local_path
@@ -66,8 +67,9 @@ def find_shards(
 ) -> list[ShardLocation]:
     """Return the shards that a user means, in order. A shard that is named twice is there twice.
 
-    Files are not looked for one by one: a shard that does not exist is an error when it is read. A dataset that was
-    packed without samples, as a split of few samples may be, has none.
+    Shards on this machine that a manifest names are looked for, by one listing of each folder. Others are not: one that
+    does not exist is an error when it is read. A dataset that was packed without samples, as a split of few samples may
+    be, has none.
 
     Args:
         urls: One of these, or several: a dataset's folder or its ``manifest.json``, whose shards are read with their
@@ -81,6 +83,7 @@ def find_shards(
         ArgumentError: A URL is no text, or has a scheme that cannot be read, a pattern is malformed, or there are no
             URLs.
         DatasetError: Nothing is found, or a manifest is not usable.
+        IncompleteDatasetError: Shards or indexes that a manifest names are missing.
         UnfinishedDatasetError: A folder is being written, or its writer was killed.
 
     Example:
@@ -129,13 +132,13 @@ def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocati
     if name.lower().endswith(SHARD_SUFFIXES):
         return [ShardLocation(url)]
     if name.endswith(".json"):
-        return _from_manifest(read(url))
+        return _from_manifest(storage, read(url))
     try:
         names = storage.list(url)
     except NotADirectoryError:
         return [ShardLocation(url)]
     except NoListingError:  # only a manifest says what is there
-        return _from_manifest(read(url))
+        return _from_manifest(storage, read(url))
     return _find_in_folder(storage, url, names, read)
 
 
@@ -147,18 +150,21 @@ def _is_pattern(url: str) -> bool:
 def _find_in_folder(storage: Storage, url: str, names: list[str], read: _ManifestReader) -> list[ShardLocation]:
     check_finished(storage, url)
     if MANIFEST_NAME in names:
-        return _from_manifest(read(url))
+        return _from_manifest(storage, read(url))
     shards = [name for name in names if name.lower().endswith(SHARD_SUFFIXES)]
     if shards:
         return [ShardLocation(join(url, name)) for name in shards]
     inner = [join(url, name) for name in names if MANIFEST_NAME in (_list(storage, join(url, name)) or ())]
     if inner:
         raise DatasetError(f"{url}: has no shards itself; give one of the datasets in it: {', '.join(inner)}", url=url)
-    missing = f"does not exist, or has neither {MANIFEST_NAME} nor shards ({', '.join(SHARD_SUFFIXES)})"
-    raise DatasetError(f"{url}: {missing}; give a folder of shards, a shard or a pattern", url=url)
+    problem = f"has neither {MANIFEST_NAME} nor shards ({', '.join(SHARD_SUFFIXES)})"
+    if not names and not _exists(storage, url):
+        problem = "does not exist"
+    raise DatasetError(f"{url}: {problem}; give a folder of shards, a shard or a pattern", url=url)
 
 
-def _from_manifest(manifest: Manifest) -> list[ShardLocation]:
+def _from_manifest(storage: Storage, manifest: Manifest) -> list[ShardLocation]:
+    check_present(storage, manifest)
     return [ShardLocation(join(manifest.url, shard.url), shard, manifest.url) for shard in manifest.shards]
 
 
@@ -176,6 +182,8 @@ def _glob(storage: Storage, pattern: str) -> list[str]:
 
 def _exists(storage: Storage, url: str) -> bool:
     try:
+        if not is_remote(url):
+            return local_path(url).exists()  # a folder too
         storage.info(url)
     except OSError:
         return False
@@ -216,7 +224,7 @@ def read_shard(
         ShardError: The shard is damaged, has a field twice in one sample, or is not what its index says. The samples
             yielded before are whole.
         DatasetError: The index is damaged, or belongs to another shard.
-        FileNotFoundError: There is no such shard, or the index that its manifest promises is missing.
+        StorageError: The shard, or the index that its manifest promises, is missing or cannot be read.
     """
     storage = storage_for(location.url, storage_options)
     if not is_remote(location.url):

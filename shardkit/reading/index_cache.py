@@ -105,7 +105,7 @@ class Indexes:
 
         Raises:
             DatasetError: It is damaged, or is another shard's.
-            FileNotFoundError: There is none.
+            StorageError: It is missing, or cannot be read.
         """
         index = open_index(self.storage, self._manifest.url, self._manifest.shards[shard])
         facts, manifest = index.facts, self._manifest
@@ -123,7 +123,7 @@ class Indexes:
         Raises:
             DatasetError: The index is damaged or another shard's, or the shard's blocks cannot be read on their own.
             ShardError: The shard has another size than the manifest says.
-            FileNotFoundError: There is no such shard, or no index of it.
+            StorageError: The shard or its index is missing, or cannot be read.
         """
         return self._read_once(self._blocks, shard, lambda: self._read_blocks(shard, None))
 

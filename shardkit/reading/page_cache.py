@@ -13,6 +13,8 @@ from isal.isal_zlib import crc32
 
 from shardkit.reading.extents import FieldPlace, IntArray
 from shardkit.sample import COLUMNS, KEY, URL, Sample
+from shardkit.storage.local import local_path
+from shardkit.storage.os_errors import open_file
 
 _PROBES = 4  # places in a block that are looked at
 
@@ -20,15 +22,21 @@ _PROBES = 4  # places in a block that are looked at
 class OpenFile:
     """A local file, open for reading until nobody has it any more.
 
+    Args:
+        url: The file.
+
+    Raises:
+        StorageError: It cannot be opened.
+
     Attributes:
         descriptor: Its descriptor.
     """
 
     __slots__ = ("descriptor",)
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, url: str) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = open_file(local_path(url), url)
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -92,7 +100,10 @@ class ResidentBlock:
             offset = offsets[row]
             if offset < 0:
                 continue
-            data = os.pread(file.descriptor, sizes[row], offset)
+            try:
+                data = os.pread(file.descriptor, sizes[row], offset)
+            except OSError:
+                data = b""  # what reads it again knows what to raise
             if crc32(data) != checksums[row]:
                 data = self._read(FieldPlace(row, self._keys[row], field, offset, sizes[row], checksums[row]))
             sample[field] = data

@@ -19,6 +19,7 @@ from shardkit.sources.filenames import check_names, distinct_keys, escape_key, s
 from shardkit.sources.labels import find_labels, read_labels
 from shardkit.storage.base import is_remote
 from shardkit.storage.local import canonical_url
+from shardkit.storage.os_errors import open_file, os_errors, storage_error
 
 IMAGE_FIELDS = {
     ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
@@ -125,7 +126,7 @@ class _Files:
 
     def overlaps(self, folder: str) -> bool:
         """Say whether what is written to a folder would lie among these files."""
-        read, written = Path(self.folder).resolve(), Path(canonical_url(folder))
+        read, written = Path(canonical_url(self.folder)), Path(canonical_url(folder))
         return not is_remote(folder) and (read == written or read in written.parents)
 
     def fingerprint(self) -> str:
@@ -266,24 +267,27 @@ class FileFolder(_Files):
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a folder that are not hidden, in the order of their names; links are followed."""
     path = check_path("folder", folder)
-    if not Path(path).is_dir():
+    with os_errors(path):
+        is_folder = Path(path).is_dir()
+    if not is_folder:
         raise SourceError(f"{path}: is not a folder; name one that holds the files to pack")
     yield from _walk_below(path, "", set())
 
 
 def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, os.stat_result]]:
-    status = Path(folder).stat()
+    with os_errors(folder):
+        status = Path(folder).stat()
     if (status.st_dev, status.st_ino) in seen:
         raise SourceError(f"{folder}: was reached twice by links, so its files would be packed twice; remove a link")
     seen.add((status.st_dev, status.st_ino))
-    with os.scandir(folder) as entries:
+    with os_errors(folder), os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in visible:
         try:
             status = entry.stat()
         except OSError as error:
             if not entry.is_symlink():
-                raise
+                raise storage_error(error, entry.path) from error
             raise SourceError(
                 f"{entry.path}: is a link to '{Path(entry.path).readlink()}', which cannot be followed "
                 f"({error.strerror}); mend it or remove it"
@@ -299,15 +303,16 @@ def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterato
 def _read_file(folder: str, file: SourceFile) -> bytes:
     path = f"{folder}/{file.path}"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(Path(path), path)
     except FileNotFoundError:
         raise SourceError(
             f"{path}: was there when the pack began and is gone; run it again once the folder rests"
         ) from None
     try:
-        data = os.read(descriptor, file.size + 1)
-        while len(data) < file.size and (piece := os.read(descriptor, file.size + 1 - len(data))):
-            data += piece
+        with os_errors(path):
+            data = os.read(descriptor, file.size + 1)
+            while len(data) < file.size and (piece := os.read(descriptor, file.size + 1 - len(data))):
+                data += piece
         mtime_ns = os.fstat(descriptor).st_mtime_ns
     finally:
         os.close(descriptor)

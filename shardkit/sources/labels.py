@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import ArgumentError, SourceError, check_path
+from shardkit.storage.os_errors import check_is_file, os_errors
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|nan|NaN")
@@ -58,15 +59,16 @@ def read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Map
     Raises:
         ArgumentError: It is neither a mapping nor the name of a CSV or JSON file.
         SourceError: The file cannot be read as what its name says, or has a path twice.
-        OSError: It cannot be read.
+        StorageError: It cannot be read.
     """
     if isinstance(labels, Mapping):
         return labels
     path = Path(check_path("labels", labels))
-    if path.suffix.lower() == ".json":
-        return _read_json(path)
-    if path.suffix.lower() == ".csv":
-        return _read_csv(path)
+    read = {".json": _read_json, ".csv": _read_csv}.get(path.suffix.lower())
+    if read is not None:
+        with os_errors(os.fspath(path)):
+            check_is_file(path.stat(), os.fspath(path))
+            return read(path)
     raise ArgumentError(f"labels {os.fspath(path)!r}: expected a mapping, a .csv or a .json file")
 
 

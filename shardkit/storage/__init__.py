@@ -5,6 +5,8 @@ Everything that shardkit reads or writes goes through here; no other package kno
 The modules, in the order of a sample's way::
 
     base          what a place is where bytes come from and go to
+    os_errors     failures of the operating system as errors of ours
+    safe_names    whether names from a dataset stay below the folder that they are meant for
     local         ... on this machine
     spool         files that wait on disk until they are whole
     retry         trying again, within a time

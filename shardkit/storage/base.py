@@ -268,6 +268,13 @@ def taken(url: str) -> DatasetExistsError:
     )
 
 
+def not_a_folder(url: str) -> DatasetExistsError:
+    """Return the error for a folder that cannot be made, because something else has its name."""
+    return DatasetExistsError(
+        f"{url}: is a file, or a link that leads nowhere, expected a folder; choose another name, or remove it", url=url
+    )
+
+
 def read_only(url: str) -> ArgumentError:
     """Return the error for writing where nothing can be written."""
     return ArgumentError(

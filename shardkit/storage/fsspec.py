@@ -19,12 +19,14 @@ from shardkit.errors import (
     MissingExtraError,
     MissingFileError,
     NoListingError,
+    NotAFolderError,
     ShardkitError,
     StorageError,
     hide_secrets,
 )
 from shardkit.storage.base import TEMPORARY_PREFIX, FileInfo, ended, split_url, taken
 from shardkit.storage.connections import TOTAL_TIMEOUT
+from shardkit.storage.os_errors import storage_error
 from shardkit.storage.responses import AGAIN, FORBIDDEN, MISSING
 from shardkit.storage.retry import Attempts
 from shardkit.storage.spool import spooled
@@ -132,8 +134,10 @@ class GenericStorage:
                 return work(filesystem, path)
             except ShardkitError:
                 raise
-            except (NotADirectoryError, IsADirectoryError, NotImplementedError):
+            except NotImplementedError:
                 raise
+            except (NotADirectoryError, IsADirectoryError) as error:
+                raise storage_error(error, url) from error
             except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
                 status = _status(error)
                 if isinstance(error, FileNotFoundError) or status in MISSING:
@@ -239,7 +243,7 @@ class GenericStorage:
             filesystem.invalidate_cache()
             found = filesystem.ls(path, detail=True)
             if [entry["name"].rstrip("/") for entry in found] == [path.rstrip("/")] and found[0]["type"] == "file":
-                raise NotADirectoryError(path)
+                raise NotAFolderError(f"{url}: is a file, expected a folder; correct the URL", url=url)
             return [split_url(entry["name"].rstrip("/"))[1] for entry in found]
 
         try:

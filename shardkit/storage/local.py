@@ -1,8 +1,8 @@
 """Files of this machine's file systems, and standard input."""
 
 import contextlib
-import errno
 import hashlib
+import io
 import os
 import secrets
 import sys
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardkit.errors import ArgumentError
+from shardkit.errors import AccessError, ArgumentError
 from shardkit.storage.base import LOCK_NAME, STDIN, TEMPORARY_PREFIX, ByteStream, FileInfo, ended, is_remote, taken
+from shardkit.storage.os_errors import CheckedFile, check_is_file, open_file, os_errors
 
 
 class LocalStream:
@@ -26,23 +27,25 @@ class LocalStream:
 
     def read(self, n: int, /) -> bytes:
         """See ``ByteStream.read``."""
-        data = self._file.read(n) or b""
-        if len(data) == n or not data:
-            return data
-        pieces = [data]  # a pipe gives what it has; callers are promised all of it
-        missing = n - len(data)
-        while missing and (piece := self._file.read(missing)):
-            pieces.append(piece)
-            missing -= len(piece)
-        return b"".join(pieces)
+        with os_errors(self.url):
+            data = self._file.read(n) or b""
+            if len(data) == n or not data:
+                return data
+            pieces = [data]  # a pipe gives what it has; callers are promised all of it
+            missing = n - len(data)
+            while missing and (piece := self._file.read(missing)):
+                pieces.append(piece)
+                missing -= len(piece)
+            return b"".join(pieces)
 
     def skip(self, n: int, /) -> None:
         """See ``ByteStream.skip``."""
-        if self._seekable:
-            self._file.seek(n, os.SEEK_CUR)
-            return
-        while n > 0 and (piece := self._file.read(min(n, 1 << 20))):
-            n -= len(piece)
+        with os_errors(self.url):
+            if self._seekable:
+                self._file.seek(n, os.SEEK_CUR)
+                return
+            while n > 0 and (piece := self._file.read(min(n, 1 << 20))):
+                n -= len(piece)
 
     def close(self) -> None:
         """See ``ByteStream.close``."""
@@ -56,7 +59,9 @@ class LocalStorage:
         """See ``Storage.info``."""
         if url == STDIN:
             raise ArgumentError("standard input has no size and can be read only once; write it to a file first")
-        status = local_path(url).stat()
+        with os_errors(url):
+            status = local_path(url).stat()
+        check_is_file(status, url)
         return FileInfo(url, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
 
     def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:  # noqa: ARG002 - no cache
@@ -84,43 +89,54 @@ class LocalStorage:
         """See ``Storage.open``."""
         if url == STDIN:
             return LocalStream(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0), "standard input", None)
-        file = local_path(url).open("rb", buffering=0)
-        size = os.fstat(file.fileno()).st_size if file.seekable() else None
-        if start:
-            file.seek(start)
-        return LocalStream(file, url, size)
+        file = os.fdopen(open_file(local_path(url), url), "rb", buffering=0)
+        try:
+            with os_errors(url):
+                file.seek(start)
+                return LocalStream(file, url, os.fstat(file.fileno()).st_size)
+        except BaseException:
+            file.close()
+            raise
 
     @contextlib.contextmanager
     def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
         """See ``Storage.create``."""
         path = local_path(url)
-        if not overwrite and path.exists():
-            raise taken(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        with os_errors(url):
+            if not overwrite and path.exists():
+                raise taken(url)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        raw = CheckedFile(str(temporary), url, "xb")
         try:
-            with _named(url), temporary.open("xb") as file:  # closing it writes too
+            with io.BufferedWriter(raw) as file:  # closing it writes too
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
-            if overwrite:
-                temporary.replace(path)
-            else:
-                _rename_without_replacing(temporary, path, url)
+                with os_errors(url):
+                    os.fsync(file.fileno())
+            with os_errors(url):
+                if overwrite:
+                    temporary.replace(path)
+                else:
+                    _rename_without_replacing(temporary, path, url)
         finally:
-            temporary.unlink(missing_ok=True)
+            with os_errors(url):
+                temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
 
     def list(self, url: str) -> list[str]:
         """See ``Storage.list``."""
         try:
-            return sorted(p.name for p in local_path(url).iterdir() if not p.name.startswith(TEMPORARY_PREFIX))
+            with os_errors(url):
+                names = os.listdir(local_path(url))  # noqa: PTH208 - a Path for each of 100,000 names takes its time
         except FileNotFoundError:
             return []
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
     def delete(self, url: str) -> None:
         """See ``Storage.delete``."""
-        local_path(url).unlink(missing_ok=True)
+        with os_errors(url):
+            local_path(url).unlink(missing_ok=True)
 
 
 def local_path(url: str) -> Path:
@@ -134,7 +150,10 @@ def local_path(url: str) -> Path:
         return Path(url)
     from urllib.parse import unquote, urlsplit
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ArgumentError(f"{url}: is no URL ({error}); write file:///path, or the path") from None
     if parts.netloc not in ("", "localhost"):
         raise ArgumentError(f"{url}: names the host {parts.netloc!r}; a local file is written file:///path")
     return Path(unquote(parts.path))
@@ -147,14 +166,17 @@ def canonical_url(url: str) -> str:
         >>> canonical_url("s3://bucket/a/"), canonical_url("/data/../a")
         ('s3://bucket/a', '/a')
     """
-    return url.rstrip("/") if is_remote(url) else str(local_path(url).resolve())
+    if is_remote(url):
+        return url.rstrip("/")
+    return os.path.realpath(local_path(url))  # unlike Path.resolve it has no error of its own for links in a circle
 
 
 def working_folder(url: str) -> Path:
     """Return where on this machine to keep what belongs to a folder: there, or in ``TMPDIR`` if it is elsewhere.
 
     Raises:
-        PermissionError: Somebody else has made that place in ``TMPDIR``.
+        AccessError: Somebody else has made that place in ``TMPDIR``.
+        StorageError: It cannot be made.
 
     Example:
         >>> str(working_folder("shards/train"))
@@ -162,37 +184,29 @@ def working_folder(url: str) -> Path:
     """
     if not is_remote(url):
         return local_path(url)
-    own = Path(tempfile.gettempdir(), f"{TEMPORARY_PREFIX}{os.getuid()}")
-    own.mkdir(mode=0o700, exist_ok=True)
-    if own.lstat().st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "belongs to somebody else; set TMPDIR", str(own))
+    with os_errors("TMPDIR"):  # there may be no folder at all for temporary files
+        own = Path(tempfile.gettempdir(), f"{TEMPORARY_PREFIX}{os.getuid()}")
+    with os_errors(str(own)):
+        own.mkdir(mode=0o700, exist_ok=True)
+        if own.lstat().st_uid != os.getuid():
+            raise AccessError(f"{own}: belongs to somebody else; set TMPDIR to another folder", url=str(own))
     return own / hashlib.sha256(canonical_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def remove_temporary_files(folder: str) -> None:
     """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
-    path = local_path(folder)
-    for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
-        if leftover.is_file() and leftover.name != LOCK_NAME:
-            leftover.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _named(url: str) -> Iterator[None]:
-    """Say which file it was that a full disk cut short; the system does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            error.filename = url
-        raise
+    with os_errors(folder):
+        for leftover in local_path(folder).glob(f"{TEMPORARY_PREFIX}*"):
+            if leftover.is_file() and leftover.name != LOCK_NAME:
+                leftover.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _opened(url: str) -> Iterator[int]:
-    descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_file(local_path(url), url)
     try:
-        yield descriptor
+        with os_errors(url):
+            yield descriptor
     finally:
         os.close(descriptor)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import BinaryIO
 
-from shardkit.errors import ArgumentError
+from shardkit.errors import ArgumentError, can_be_a_path
 from shardkit.storage.base import ByteStream, FileInfo, Storage
 from shardkit.storage.fsspec import GenericStorage, has_filesystem
 from shardkit.storage.http import WebStorage
@@ -108,8 +108,8 @@ def storage_for(url: str, storage_options: Mapping[str, object] | None = None) -
         >>> storage_for("shards/train").list("no such folder")
         []
     """
-    if "\0" in url:
-        raise ArgumentError(f"{url!r}: no file's name has a NUL character; correct it")
+    if not can_be_a_path(url):
+        raise ArgumentError(f"{url!r}: no file's name has a NUL, or half of a surrogate pair; correct it")
     storage = SchemeStorage(storage_options)
     storage.serving(url)
     return storage

@@ -1,10 +1,10 @@
 """The command line says what it did, exits as it promises, and never shows a traceback."""
 
 import json
-import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -360,7 +360,9 @@ def test_what_reads_shards_twice_refuses_standard_input(arguments):
 
 
 def test_an_error_of_the_operating_system_is_one_line_too(bare):
-    assert_is_one_line_of_error(invoke("ls", bare / "missing.tar"), "missing.tar: No such file or directory")
+    assert_is_one_line_of_error(
+        invoke("ls", bare / "missing.tar"), "missing.tar: does not exist (No such file or directory); correct the path"
+    )
 
 
 def test_what_an_error_says_to_do_is_an_option_that_there_is(dataset, photos, tmp_path):
@@ -378,8 +380,9 @@ def test_a_command_that_is_not_there_is_an_error_of_use():
     assert "No such command 'unpack'" in result.stderr
 
 
-def start(*arguments):
-    return started([sys.executable, "-c", "from shardkit.cli.app import main; main()", *map(str, arguments)])
+def start(*arguments, **options):
+    program = "from shardkit.cli.app import main; main()"
+    return started([sys.executable, "-c", program, *map(str, arguments)], **options)
 
 
 @pytest.mark.multiprocess
@@ -398,14 +401,24 @@ def test_the_program_writes_bytes_and_exits_with_its_code(dataset):
 
 
 @pytest.mark.multiprocess
-def test_ctrl_c_ends_it_with_one_line(tmp_path):
-    os.mkfifo(tmp_path / "slow.tar")
-    slow = tmp_path / "slow.tar"
-    with start("ls", slow) as process, slow.open("wb"):  # opens when the program does, which then waits for bytes
+def test_ctrl_c_ends_it_with_one_line():
+    with start("ls", "-", stdin=subprocess.PIPE) as process:
+        process.stdin.write(tar_of([("a.bin", bytes(1 << 20))])[: 1 << 19])  # more than a pipe holds
+        process.stdin.flush()  # the program reads, and waits for the rest
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
 
     assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
+
+
+@pytest.mark.multiprocess
+def test_standard_output_that_is_full_is_named(dataset):
+    command = [sys.executable, "-c", "from shardkit.cli.app import main; main()", "ls", dataset()]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+
+    assert done.returncode != 0
+    assert done.stderr.startswith(b"error: standard output: cannot be written, because the disk is full (No space left")
 
 
 @pytest.mark.multiprocess

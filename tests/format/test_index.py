@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
-from shardkit.errors import ArgumentError, DatasetError
+from shardkit.errors import AccessError, ArgumentError, DatasetError, MissingFileError, StorageError
 from shardkit.format import index as index_module
 from shardkit.format import parquet as parquet_module
 from shardkit.format.index import (
@@ -403,3 +403,47 @@ def test_blocks_have_at_least_one_sample_and_are_about_as_large_as_asked_for(cou
     assert 1 <= chosen <= MAX_BLOCK_SAMPLES
     if count and 1 < chosen < MAX_BLOCK_SAMPLES:
         assert abs(chosen * mean - block_bytes) <= mean / 2 + 1
+
+
+@pytest.mark.parametrize("moment", ["when it is opened", "when its rows are read"])
+@pytest.mark.parametrize("error", [AccessError, MissingFileError, StorageError])
+def test_what_the_storage_says_is_said_as_it_is(moment, error):
+    builder = IndexBuilder()
+    builder.add("a", 0, 1024, [("txt", 512, 3, 7)])
+
+    class Failing(io.BytesIO):
+        fails = moment == "when it is opened"
+
+        def read(self, size=-1):
+            if self.fails:
+                raise error("a.parquet: is not to be had")
+            return super().read(size)
+
+    file = Failing(written(builder, 1).getvalue())
+
+    def read():
+        index = ShardIndex(file, "a.parquet")
+        file.fails = True
+        index.rows()
+
+    with pytest.raises(error, match="is not to be had") as caught:
+        read()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("name", ["__key__", "__offset__", "__size__", "txt:offset", "txt:size", "txt:crc32"])
+@pytest.mark.parametrize("row", range(3))
+def test_a_null_in_a_row_is_damage(name, row):
+    import pyarrow as pa
+
+    builder = IndexBuilder()
+    for key in "abc":
+        builder.add(key, 0, 1024, [("txt", 512, 3, 7)])
+    table = builder.table()
+    column = table.column(name)
+    values = [None if at == row else value for at, value in enumerate(column.to_pylist())]
+    table = table.set_column(table.column_names.index(name), name, pa.array(values, column.type))
+    data, _ = encode_index(table, facts(3, ("txt",)), NO_BLOCKS)
+
+    with pytest.raises(DatasetError, match=r"a\.parquet: is damaged \(a sample .*\); make it again"):
+        ShardIndex.from_bytes(data, "a.parquet").rows()

@@ -105,7 +105,7 @@ def test_a_transform_that_cannot_be_called_is_not_left_out_in_silence(transform,
         ShardStream(dataset, transform=transform)
 
 
-@pytest.mark.parametrize("name", ["C:\\data", "a:b", "-x", "a\0b"])
+@pytest.mark.parametrize("name", ["C:\\data", "a:b", "-x"])
 def test_a_destination_whose_shards_could_not_be_named_is_refused_before_anything_is_written(name, tmp_path):
     with pytest.raises(ArgumentError, match=r"destination .*: has no name that shards could be called by"):
         pack(SAMPLES, f"{tmp_path}/{name}", progress=False)
@@ -166,7 +166,9 @@ def test_a_full_disk_says_which_file_did_not_fit(tmp_path, size):
             os.dup2(full.fileno(), file.fileno())
             file.write(bytes(size))  # a little is kept until the file is closed
 
-    with pytest.raises(OSError, match=r"No space left on device: '.*a\.tar'"):
+    with pytest.raises(
+        OSError, match=r"a\.tar: cannot be written, because the disk is full \(No space left on device\); make room"
+    ):
         write()
     assert list(tmp_path.iterdir()) == []
 

@@ -138,8 +138,8 @@ def test_a_file_that_is_not_what_it_was_is_an_error_at_its_place_and_repaired_it
         return ShardLoader(ShardDataset(folder), 8, lanes=3, **way)
 
     expected, (path,) = keys_of(make_loader()), folder.glob(f"*{name}")
-    damage(path)
     loader = make_loader()
+    damage(path)
     keys, error = keys_until_error(loader)
     shutil.copy(whole / path.relative_to(folder), path)
     resumed = make_loader()

@@ -539,10 +539,8 @@ def test_a_missing_index_is_an_error_that_says_what_to_do(copied):
     index = index_path(copied, 2)
     index.unlink()
 
-    with pytest.raises(FileNotFoundError, match=index.name) as error:
-        ShardDataset(copied)[100]
-    assert "run 'shardkit index'" in error.value.__notes__[0]
-    assert ShardDataset(copied)[0]["cls"] == 0
+    with pytest.raises(FileNotFoundError, match=rf"1 of \d+ indexes are missing: {index.name}; .*'shardkit index"):
+        ShardDataset(copied)
 
 
 def test_a_damaged_index_is_an_error(copied):

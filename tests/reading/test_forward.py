@@ -326,6 +326,7 @@ def test_patterns_lists_and_standard_input_are_expanded_in_order(tmp_path, monke
     assert names_of("s/1/b[0].tar") == ["s/1/b[0].tar"]
     assert names_of(["b.tar", "a-{1,0}.tar", "-", "b.tar"]) == ["b.tar", "a-1.tar", "a-0.tar", "-", "b.tar"]
     assert names_of("s/1/a.txt") == ["s/1/a.txt"]
+    assert names_of("s/.h*/*.tar") == ["s/.hidden/a-0.tar"]
 
 
 @pytest.mark.parametrize(
@@ -361,9 +362,9 @@ def test_what_is_not_there_says_what_was_looked_for(tmp_path):
 
     with pytest.raises(DatasetError, match=r"nothing\*\.tar: matches no shards"):
         find_shards(f"{tmp_path}/nothing*.tar")
-    with pytest.raises(DatasetError, match=r"empty: does not exist, or has neither manifest\.json nor shards"):
+    with pytest.raises(DatasetError, match=r"empty: has neither manifest\.json nor shards"):
         find_shards(tmp_path / "empty")
-    with pytest.raises(DatasetError, match="does not exist"):
+    with pytest.raises(DatasetError, match="none: does not exist; give a folder"):
         find_shards(tmp_path / "none")
     with pytest.raises(DatasetError, match=r"give one of the datasets in it: .*all/train"):
         find_shards(tmp_path / "all")

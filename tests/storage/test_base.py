@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import threading
 
 import pytest
@@ -159,22 +160,24 @@ def test_a_stream_begins_where_it_is_told_and_skips_without_reading(tmp_path):
     stream.close()
 
 
-def test_a_pipe_gives_all_that_is_asked_for_however_it_comes(tmp_path):
+def test_a_pipe_gives_all_that_is_asked_for_however_it_comes(monkeypatch):
     data = bytes(range(256)) * 1000
-    os.mkfifo(tmp_path / "pipe")
+    read_end, write_end = os.pipe()
 
     def write():
-        with (tmp_path / "pipe").open("wb", buffering=0) as file:
+        with os.fdopen(write_end, "wb", buffering=0) as file:
             for start in range(0, len(data), 1000):
                 file.write(data[start : start + 1000])
 
     writer = threading.Thread(target=write)
     writer.start()
-    stream = STORAGE.open(f"{tmp_path}/pipe")
-    first = stream.read(100_000)
-    stream.skip(100_000)
-    rest = stream.read(1 << 20)
-    stream.close()
+    with os.fdopen(read_end, "rb") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        stream = STORAGE.open("-")
+        first = stream.read(100_000)
+        stream.skip(100_000)
+        rest = stream.read(1 << 20)
+        stream.close()
     writer.join()
 
     assert stream.size is None

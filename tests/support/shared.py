@@ -1,5 +1,6 @@
 """What tests of several modules share."""
 
+import ctypes
 import io
 import os
 import signal
@@ -76,6 +77,21 @@ def started(command, **options):
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def without_rights():
+    """Let this thread, and those that it starts, be bound by the permissions of files, also as root."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)
+    rights = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    assert libc.capget(header, rights) == 0
+    fewer = (ctypes.c_uint32 * 6)(*rights)
+    fewer[0] = fewer[3] = 0
+    assert libc.capset(header, fewer) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, rights) == 0
 
 
 def refuses(field, data, cause, decoder=DECODER):

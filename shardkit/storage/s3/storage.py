@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, BinaryIO
 
-from shardkit.errors import ArgumentError, MissingFileError, NoListingError
+from shardkit.errors import ArgumentError, MissingFileError, NoListingError, NotAFolderError
 from shardkit.storage.base import TEMPORARY_PREFIX, FileInfo, check_options, taken
 from shardkit.storage.ranges import Ranges, RangeStream
 from shardkit.storage.s3.client import Caller, RefusedError
@@ -91,7 +91,7 @@ class S3Storage:
         if not names and key and not url.endswith("/"):
             with contextlib.suppress(MissingFileError):
                 self.info(url)
-                raise NotADirectoryError(f"{url}: is a file")
+                raise NotAFolderError(f"{url}: is a file, expected a folder; correct the URL", url=url)
         return [name for name in names if name and not name.startswith(TEMPORARY_PREFIX)]
 
 

@@ -170,14 +170,18 @@ def test_ctrl_c_while_parts_are_sent_takes_them_back(moto, monkeypatch, record_p
 def test_a_full_disk_where_files_wait_says_where_that_is(moto, record_property):
     url = f"s3://{moto.make_bucket()}/a.tar"
 
-    def full():
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fill():
+        with storage_for(url, options_for(moto)).create(url) as file, Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), file.fileno())
+            file.write(SMALL)
 
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        write(storage_for(url, options_for(moto)), url, SMALL, meanwhile=full)
+    with pytest.raises(StorageError, match="No space left on device") as caught:
+        fill()
 
-    record_property("fault", ("upload", "disk full in spool", "whole, new", "OSError"))
-    assert caught.value.filename == f"{spool.tempfile.gettempdir()} (TMPDIR, where {url} waits until it is whole)"
+    record_property("fault", ("upload", "disk full in spool", "whole, new", "StorageError"))
+    place = f"{spool.tempfile.gettempdir()} (TMPDIR, where {url} waits until it is whole)"
+    assert str(caught.value).startswith(f"{place}: cannot be written, because the disk is full")
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_file_that_changes_while_it_is_sent_is_refused(moto, monkeypatch, record_property):

@@ -1,0 +1,113 @@
+"""Names that a dataset gives to files: whether they stay below the folder that they are meant for, everywhere.
+
+What is in a dataset may be a stranger's. Whoever makes paths of its keys, fields or URLs asks here before anything is
+written: a name that is refused here could lead out of the folder, or two could be one file, on some file system.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardkit.errors import StorageError
+from shardkit.storage.os_errors import os_errors
+
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9¹²³]) *(?:\..*)?", re.IGNORECASE | re.DOTALL)
+_MAX_PART_BYTES = 255  # of a file's or folder's name, on nearly all file systems
+_MAX_PATH_BYTES = 4096  # PATH_MAX of Linux, with the NUL at its end
+
+
+def find_unsafe(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first of several names that cannot be a path below a folder of their own, and why; None if all can.
+
+    A name is a relative path with ``/`` between folders. Refused are absolute ones, ``.`` and ``..``, backslashes,
+    colons, control characters (NUL among them), what Windows keeps for devices or changes (a dot or a space at the
+    end), names that are too long, and those that are the same file, or a folder above it, as one before them where
+    case does not count or accents are written in another way.
+
+    Example:
+        >>> find_unsafe(["a/b.jpg", "a/c.jpg"])
+        >>> find_unsafe(["../b.jpg"])
+        ('../b.jpg', "leads out of its folder by '..'")
+        >>> find_unsafe(["a/b.jpg", "A/b.jpg"])
+        ('A/b.jpg', "is the same file as 'a/b.jpg' where case does not count")
+    """
+    files: dict[str, str] = {}  # folded names: as they were given
+    folders: dict[str, str] = {}  # of all files: one that lies in it
+    for name in names:
+        if problem := _problem(name):
+            return name, problem
+        folded = fold(name)
+        above = [folded[:at] for at, char in enumerate(folded) if char == "/"]
+        if folded in files:
+            return name, f"is the same file as {files[folded]!r} where case does not count"
+        if folded in folders:
+            return name, f"is a file, and the folder of {folders[folded]!r}"
+        if inside := next((folder for folder in above if folder in files), None):
+            return name, f"lies in {files[inside]!r}, which is a file"
+        files[folded] = name
+        folders.update(dict.fromkeys(above, name))
+    return None
+
+
+def fold(name: str) -> str:
+    """Return what is equal for names that are one file where case does not count and accents may be composed.
+
+    Example:
+        >>> fold("É.TAR") == fold("e" + chr(0x301) + ".tar")
+        True
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def _problem(name: str) -> str:
+    parts = name.split("/")
+    if name.startswith("/"):
+        return "is an absolute path"
+    if ".." in parts:
+        return "leads out of its folder by '..'"
+    for part in parts:
+        if part in ("", "."):
+            return f"has the part {part!r}, which file systems leave out"
+        if any(ord(char) < 0x20 or ord(char) == 0x7F or "\ud800" <= char <= "\udfff" for char in part):
+            return "has a control character, or half of a surrogate pair"
+        if "\\" in part or ":" in part:
+            return "has a backslash or a colon, which lead elsewhere on Windows"
+        if part[-1] in ". " or _DEVICE.fullmatch(part):
+            return f"has the part {part!r}, which Windows changes or keeps for a device"
+        if len(part.encode()) > _MAX_PART_BYTES:
+            return f"has a part of more than {_MAX_PART_BYTES} bytes, which file systems do not take"
+    return "is too long for a path" if len(name.encode()) >= _MAX_PATH_BYTES else ""
+
+
+def check_no_links(folder: Path, names: Iterable[str]) -> None:
+    """Check that no folder on the way from a folder to names below it is a link, which would be followed out of it.
+
+    Args:
+        folder: The folder that the user named, which may be a link itself.
+        names: Names for which ``find_unsafe`` finds nothing.
+
+    Raises:
+        StorageError: One is a link.
+
+    Example:
+        >>> import os, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> os.symlink("/etc", folder / "a")
+        >>> check_no_links(folder, ["a/b.jpg"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        shardkit.errors.StorageError: .../a: is a link, which could lead out of ...; remove it, or name another folder
+    """
+    seen: set[Path] = set()
+    for name in names:
+        for above in reversed(Path(name).parents[:-1]):
+            if above in seen:
+                continue
+            seen.add(above)
+            with os_errors(str(folder / above)):
+                if (folder / above).is_symlink():
+                    raise StorageError(
+                        f"{folder / above}: is a link, which could lead out of {folder}; remove it, or name another "
+                        "folder",
+                        url=str(folder / above),
+                    )
