@@ -51,11 +51,15 @@ class ShardLocation:
         url: The shard.
         shard: Its entry in the manifest; None if it was not found by one.
         index_url: Its index; empty if there is no manifest, because nothing then says that they belong together.
+        classes: Its dataset's class list; empty if that is not known.
+        fields: Its dataset's fields; None if they are not known.
     """
 
     url: str = dataclasses.field(repr=False)  # it may have a signature
     shard: Shard | None = None
     index_url: str = dataclasses.field(default="", repr=False)
+    classes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    fields: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
 
 
 def find_shards(
@@ -163,7 +167,13 @@ def _find_in_folder(storage: Storage, url: str, names: list[str], read: _Manifes
 
 def _from_manifest(manifest: Manifest) -> list[ShardLocation]:
     return [
-        ShardLocation(join(manifest.url, shard.url), shard, join(manifest.url, shard.index_url))
+        ShardLocation(
+            join(manifest.url, shard.url),
+            shard,
+            join(manifest.url, shard.index_url),
+            manifest.classes,
+            manifest.fields,
+        )
         for shard in manifest.shards
     ]
 
