@@ -29,7 +29,14 @@ from shardkit.packing.lock import exclusive
 from shardkit.packing.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.packing.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
 from shardkit.packing.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segments
-from shardkit.packing.target import Request, Target, check_apart, describe_transform, refuse_dataset
+from shardkit.packing.target import (
+    Request,
+    Target,
+    check_apart,
+    describe_transform,
+    refuse_dataset,
+    refuse_other_splits,
+)
 from shardkit.packing.tasks import ShardTask, SpillTask
 from shardkit.packing.workers import Workers
 from shardkit.packing.writer import (
@@ -93,6 +100,8 @@ class _Pack:
     def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         if self._request.splits is not None:
             refuse_dataset(self._storage, self._folder)
+            if not overwrite and not any(target.exists for target in self._targets.values()):
+                refuse_other_splits(self._storage, self._folder, self._targets)
         for target in self._targets.values():
             target.claim(resume=resume, overwrite=overwrite)
         listed = isinstance(self._source, ListedSource)
@@ -318,7 +327,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             destination.
         resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
             anew.
-        overwrite: Replace another dataset that is in the way.
+        overwrite: Replace another dataset that is in the way. Files that are no dataset's are never deleted.
         progress: Show a bar on standard error, if that is a terminal.
         storage_options: Passed to the destination's storage. A shard for another place waits in ``TMPDIR`` until it is
             whole.
@@ -328,7 +337,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
 
     Raises:
         DatasetExistsError: Another dataset is in the way, or what an unfinished pack with other arguments or another
-            source left. Nothing was changed.
+            source left; or the folder holds files and no dataset. Nothing was changed.
         SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
             shard was written.
         SourceError: The source is empty, or changed while it was read.

@@ -255,7 +255,7 @@ def check_folder(storage: Storage, folder: str) -> None:
     Raises:
         DatasetExistsError: Shards, indexes or manifests stand there.
     """
-    if names := _own_names(storage, folder):
+    if names := own_names(storage, folder):
         state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
         raise DatasetExistsError(
             f"{folder}: holds {state} already "
@@ -278,12 +278,13 @@ def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], 
 
 def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:
     """Delete what is left of an earlier dataset in a folder that is marked as unfinished."""
-    for name in _own_names(storage, folder):
+    for name in own_names(storage, folder):
         if name != UNFINISHED_NAME and name not in keep:
             storage.delete(join(folder, name))
 
 
-def _own_names(storage: Storage, folder: str) -> list[str]:
+def own_names(storage: Storage, folder: str) -> list[str]:
+    """Return the names in a folder that are those of its dataset's shards, indexes and manifests."""
     own = re.compile(re.escape(dataset_name(folder)) + r"-\d{6,}\.(?:tar|tar\.zst|tar\.gz|parquet)")
     return [name for name in storage.list(folder) if own.fullmatch(name) or name in (MANIFEST_NAME, UNFINISHED_NAME)]
 
