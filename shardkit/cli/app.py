@@ -29,6 +29,7 @@ from shardkit.cli.output import (
     describe_statistics,
     format_ignored,
     format_manifest,
+    format_packed,
     format_report,
     format_sample,
     format_shard,
@@ -74,6 +75,9 @@ Columns = Annotated[
     list[str] | None, typer.Option("--column", metavar="NAME=FIELD", help="A field's value to have in the index.")
 ]
 BlockBytes = Annotated[str, typer.Option(help="About how large a block is, the unit of reading.")]
+ClassNames = Annotated[
+    list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the way.")]
 
 
@@ -96,6 +100,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     block_bytes: BlockBytes = "1MB",
     split: Annotated[list[str] | None, typer.Option(metavar="NAME=SHARE", help="A split, as train=0.9.")] = None,
     labels: Annotated[str | None, typer.Option(help="CSV or JSON: labels instead of class folders.")] = None,
+    class_name: ClassNames = None,
     fields: Annotated[str | None, typer.Option(help="Fields to take from files or shards, as jpg,seg.png.")] = None,
     column: Columns = None,
     workers: Annotated[int | None, typer.Option(help="Shards written at a time; one a processor.")] = None,
@@ -116,7 +121,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
 
     splits = {name: _share(name, share) for name, share in _pairs(split, "--split").items()} or None
     options = read_storage_options(storage_option)
-    files = _source(source, kind, labels, fields.split(",") if fields else None, options)
+    files = _source(source, kind, labels, class_name or None, fields.split(",") if fields else None, options)
     manifests = pack_source(
         files,
         destination,
@@ -141,6 +146,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         return
     for manifest in manifests.values():
         typer.echo(format_manifest(manifest))
+        print_lines(format_packed(manifest))
     kinds = {shard.compression for manifest in manifests.values() for shard in manifest.shards}
     for name in sorted(kinds):
         typer.echo(_WHO_READS[name])
@@ -153,9 +159,7 @@ def index(
     out: Annotated[str | None, typer.Option(help="Where indexes and manifest go, if not beside the shards.")] = None,
     column: Columns = None,
     block_bytes: BlockBytes = "1MB",
-    class_name: Annotated[
-        list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
-    ] = None,
+    class_name: ClassNames = None,
     overwrite: Overwrite = False,
     storage_option: StorageOptions = None,
     as_json: AsJson = False,
@@ -326,7 +330,12 @@ def shuffle_report(
 
 
 def _source(
-    source: str, kind: Kind, labels: str | None, fields: list[str] | None, storage_options: dict[str, object] | None
+    source: str,
+    kind: Kind,
+    labels: str | None,
+    classes: list[str] | None,
+    fields: list[str] | None,
+    storage_options: dict[str, object] | None,
 ) -> Any:
     from shardkit.inspection.contents import recognise_source
     from shardkit.sources.folders import FileFolder, ImageFolder
@@ -337,10 +346,12 @@ def _source(
         typer.echo(f"{hide_secrets(source)}: taken for {kind.value}; --kind says otherwise", err=True)
     if labels and kind != Kind.images:
         raise ArgumentError(f"--labels is for images, not for {kind.value}")
+    if classes and kind != Kind.images:
+        raise ArgumentError(f"--class is for images, not for {kind.value}; 'shardkit index' names classes of shards")
     if fields and kind == Kind.images:
         raise ArgumentError("--fields is for files and shards; images have the fields that their names say")
     if kind == Kind.images:
-        return ImageFolder(source, labels=labels)
+        return ImageFolder(source, labels=labels, classes=classes)
     if kind == Kind.files:
         return FileFolder(source, fields=fields)
     return ShardSource(source, fields=fields, storage_options=storage_options)

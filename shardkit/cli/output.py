@@ -41,6 +41,22 @@ def format_manifest(manifest: "Manifest") -> str:
     return f"{hide_secrets(manifest.url)}: {samples} in {shards}, {format_bytes(_stored_bytes(manifest))}"
 
 
+def format_packed(manifest: "Manifest") -> Iterator[str]:
+    """Yield what to compare with what was meant to be packed: the classes, and how many samples have which fields."""
+    if manifest.classes:
+        number = len(manifest.classes)
+        shown = ", ".join(map(_plain, manifest.classes[:_SHOWN])) + (", ..." if number > _SHOWN else "")
+        yield f"  {number:,} class{'' if number == 1 else 'es'}: {shown}"
+    counts = manifest.packed.get("samples_with")
+    if not isinstance(counts, dict) or not counts:
+        return
+    if set(counts.values()) == {manifest.num_samples}:
+        yield f"  fields: {', '.join(map(_plain, counts))} in every sample"
+    else:
+        fields = ", ".join(f"{_plain(field)} in {count:,}" for field, count in counts.items())
+        yield f"  fields: {fields} of {_count(manifest.num_samples, 'sample')}"
+
+
 def format_ignored(paths: Sequence[str]) -> str:
     """Return a line that says how many files of a source were not packed."""
     were = "was" if len(paths) == 1 else "were"

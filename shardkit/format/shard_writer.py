@@ -43,10 +43,16 @@ class EncodedSample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """What is known of a shard when it is complete, beside its manifest's entry."""
+    """What is known of a shard when it is complete, beside its manifest's entry.
+
+    Attributes:
+        shard: The manifest's entry.
+        fields: How many samples have each field.
+        columns: The promoted columns and their Arrow types.
+    """
 
     shard: Shard
-    fields: tuple[str, ...]
+    fields: dict[str, int]
     columns: dict[str, str]
 
 
@@ -348,4 +354,6 @@ def written_shard(index: ShardIndex) -> WrittenShard:
         compression=facts.compression,
         blocks=len(index.blocks),
     )
-    return WrittenShard(shard, facts.fields, index.columns)
+    sizes = index.rows([f"{field}:size" for field in facts.fields])
+    fields = {field: len(sizes) - sizes.column(f"{field}:size").null_count for field in facts.fields}
+    return WrittenShard(shard, fields, index.columns)

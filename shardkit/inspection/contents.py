@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -28,6 +29,7 @@ from shardkit.storage.registry import storage_for
 FILE_SYSTEM_BLOCK = 4096
 """The unit in which most file systems give out room: what a file's size is rounded up to."""
 
+_IMAGE_SUFFIXES = {*(f".{field}" for field in IMAGE_FIELDS), ".jpe"}
 _LOOKED_AT = 1000  # files, to see what a folder holds
 
 
@@ -314,10 +316,11 @@ def recognise_source(path: str) -> Literal["images", "files", "shards"]:
     """Return what a path is taken for: class folders of images, files of any kind, or shards.
 
     Shards are whatever is no folder, and folders with a manifest or a tar in them. Class folders of images hold images
-    only, and none at the top; to see this, about a thousand files are looked at.
+    only, and none at the top; to see this, about a thousand files are looked at. Hidden files and folders are not.
 
     Raises:
-        SourceError: Nothing has this name, and it is neither a pattern nor a URL.
+        SourceError: Nothing has this name, and it is neither a pattern nor a URL. Or there are images both at the top
+            and in folders, so that some have a class and some have none.
 
     Example:
         >>> recognise_source("shards/train-{000000..000015}.tar")
@@ -330,12 +333,29 @@ def recognise_source(path: str) -> Literal["images", "files", "shards"]:
         return "shards"
     if any(inner.name == MANIFEST_NAME or inner.name.lower().endswith(SHARD_SUFFIXES) for inner in folder.iterdir()):
         return "shards"
-    looked_at = 0
-    for parent, _, names in os.walk(folder):
-        for name in (name for name in names if not name.startswith(".")):
-            if Path(parent) == folder or Path(name).suffix.lower().removeprefix(".") not in IMAGE_FIELDS:
-                return "files"
-            looked_at += 1
-        if looked_at >= _LOOKED_AT:
-            break
-    return "images" if looked_at else "files"
+    with os.scandir(folder) as entries:
+        at_the_top = sorted(entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
+    in_folders = list(islice(_files_in_folders(folder, set()), _LOOKED_AT))
+    if not all(Path(name).suffix.lower() in _IMAGE_SUFFIXES for name in (*at_the_top, *in_folders)):
+        return "files"
+    if at_the_top and in_folders:
+        raise SourceError(
+            f"{path}: the image {at_the_top[0]} lies beside folders of images ({in_folders[0]}), so it has no class if "
+            "they are classes; move it into one. --kind files (or FileFolder) packs all of them without classes"
+        )
+    return "images" if in_folders else "files"
+
+
+def _files_in_folders(folder: Path, seen: set[tuple[int, int]]) -> Iterator[str]:
+    """Yield the files in the folders below one; what is hidden is left out, and links are followed, but once."""
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        if entry.is_dir():
+            status = entry.stat()
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                inner = Path(entry.path)
+                with os.scandir(inner) as entries:
+                    yield from sorted(e.path for e in entries if not e.name.startswith(".") and not e.is_dir())
+                yield from _files_in_folders(inner, seen)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import closing
@@ -231,7 +232,11 @@ class _Pack:
                 [done[stem + compression.suffix] for stem in stems],
                 block_samples=sizes[name],
                 classes=getattr(self._source, "classes", ()),
-                packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
+                packed=packed
+                | {
+                    "ignored_files": len(getattr(self._source, "ignored", ())),
+                    "samples_with": _samples_with(done[stem + compression.suffix] for stem in stems),
+                },
                 url=target.folder,
             )
             publish_manifest(self._storage, target.folder, manifest)
@@ -258,6 +263,14 @@ class _Pack:
         count = len(records.hashes)
         some = Permutation(count, key=derive(_CHOICE_DOMAIN)).forward(np.arange(min(count, _CHOICE_SAMPLES)))
         return choose_compression(data for sample in records.take(some) for _, data in sample.members)
+
+
+def _samples_with(shards: Iterable[WrittenShard]) -> dict[str, int]:
+    """Return how many samples of some shards have each field."""
+    counts: Counter[str] = Counter()
+    for written in shards:
+        counts.update(written.fields)
+    return dict(sorted(counts.items()))
 
 
 def _counted(samples: Iterable[T], advance: Callable[[int], None]) -> Iterator[T]:

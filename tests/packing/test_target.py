@@ -50,9 +50,7 @@ def test_what_is_said_names_a_file_and_what_to_do(tmp_path):
         DatasetExistsError, match=r"photos: holds 0000\.jpg and 1,199 more, and no dataset; choose an empty"
     ):
         pack(SAMPLES, tmp_path / "photos", progress=False)
-    with pytest.raises(
-        DatasetExistsError, match=r"photos: holds 0000\.jpg, which is no dataset; .* for the splits"
-    ):
+    with pytest.raises(DatasetExistsError, match=r"photos: holds 0000\.jpg, which is no dataset; .* for the splits"):
         pack(SAMPLES, tmp_path / "photos", splits=SPLITS, progress=False)
 
 
