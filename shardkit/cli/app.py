@@ -27,6 +27,7 @@ from shardkit.cli.common import (
 from shardkit.cli.output import (
     describe_manifest,
     describe_statistics,
+    format_footprints,
     format_ignored,
     format_manifest,
     format_packed,
@@ -274,13 +275,21 @@ def stats(
 ) -> None:
     """Print figures of a dataset.
 
-    Fields and their sizes, classes, shards, and files and room on disk before and after packing.
+    Fields and their sizes, classes, shards, and files and room on disk before and after packing. Of a folder that was
+    not packed, files and room.
 
     Example: shardkit stats shards/train
     """
-    from shardkit.inspection.contents import compute_statistics
+    from shardkit.inspection.contents import compute_statistics, is_loose, measure_folder
 
     options = read_storage_options(storage_option)
+    if is_loose(url):
+        footprint, folders = measure_folder(url)
+        if as_json:
+            print_json({"before": footprint._asdict(), "folders": folders})
+        else:
+            typer.echo(format_footprints({"not packed": footprint}, folders=folders))
+        return
     figures = compute_statistics(url, allow_any_url=allow_any_url, storage_options=options)
     if as_json:
         print_json(describe_statistics(figures))
