@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import product
 
 from shardkit.errors import SourceError
 from shardkit.sources.filenames import plain_field
@@ -91,6 +91,8 @@ def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
     siblings = _siblings(paths)
     for parent, names in siblings.items():
         splits = [name for name in names if split_of(name)]
+        if not splits:
+            continue
         several = len({split_of(name) for name in splits}) > 1
         inner = {name: set(siblings.get(f"{parent}{name}/", ())) for name in names}
         shared = any(
@@ -99,22 +101,25 @@ def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
             for other in names
             if other != name
         )
-        if several or (classes and not parent and splits and (len(splits) == len(names) or shared)):
-            raise _splits_found(folder, parent, {name: names[name] for name in splits}, inner)
+        if several or (classes and not parent and (len(splits) == len(names) or shared)):
+            found, examples = ", ".join(parent + name for name in splits), ", ".join(names[name] for name in splits)
+            commands = (f"'shardkit pack {_quoted(folder, parent + name)} SHARDS/{name}'" for name in splits)
+            otherwise = "say which class each image has by labels=" if classes else "say which endings are fields="
+            raise SourceError(
+                f"{folder}: {found} {'are splits' if splits[1:] else 'is a split'} by name ({examples}); pack each as "
+                f"a dataset of its own: {' and '.join(commands)}{_classes_differ(splits, inner)}. If that is not what "
+                f"they are, {otherwise}"
+            )
 
 
-def _splits_found(folder: str, parent: str, splits: Mapping[str, str], inner: Mapping[str, set[str]]) -> SourceError:
-    commands = " and ".join(f"'shardkit pack {_quoted(folder, parent + name)} SHARDS/{name}'" for name in splits)
-    one = len(splits) == 1
-    found = f"{folder}: {', '.join(parent + name for name in splits)} {'is a split' if one else 'are splits'} and not "
-    found += f"{'a class' if one else 'classes'} ({', '.join(splits.values())}); pack {'it' if one else 'each'} as a "
-    found += f"dataset of its own, by {commands}"
+def _classes_differ(splits: Sequence[str], inner: Mapping[str, set[str]]) -> str:
+    """Return what to do where a split lacks classes, so that its numbers would be others."""
     everything = set().union(*(inner[name] for name in splits))
-    lacking = {name: everything - inner[name] for name in splits if inner[name] and everything - inner[name]}
-    for name, classes in lacking.items():
-        found += f"; {name} has no {', '.join(sorted(classes)[:3])}, so give each --class options (classes=) alike"
-        break
-    return SourceError(found + ". If they are classes, say so by labels=")
+    for name in splits:
+        if inner[name] and everything - inner[name]:
+            lacking = ", ".join(sorted(everything - inner[name])[:3])
+            return f"; {name} has no {lacking}, so give each the same --class options (classes=)"
+    return ""
 
 
 def check_parallel(folder: str, paths: Iterable[str]) -> None:
@@ -135,13 +140,13 @@ def check_parallel(folder: str, paths: Iterable[str]) -> None:
                 alike = stems[f"{parent}{one}/"] & stems[f"{parent}{other}/"]
                 if alike or words[one] & _IMAGES:
                     raise _parallel_found(folder, names[one], names[other])
-        for one, other in combinations(names, 2):
-            first, second = f"{parent}{one}/", f"{parent}{other}/"
-            if media[first] & media[second] or not media[first] or not media[second]:
-                continue
-            few, many = sorted((stems[first], stems[second]), key=len)
-            if len(few) >= _ALIKE and few <= many:
-                raise _parallel_found(folder, names[one], names[other])
+        for medium in dict.fromkeys(_MEDIA.values()):
+            having = [name for name in names if medium in media[f"{parent}{name}/"]]
+            lacking = [name for name in names if medium not in media[f"{parent}{name}/"]]
+            for one, other in product(having, lacking):
+                few, many = sorted((stems[f"{parent}{one}/"], stems[f"{parent}{other}/"]), key=len)
+                if len(few) >= _ALIKE and few <= many:
+                    raise _parallel_found(folder, names[one], names[other])
 
 
 def _parallel_found(folder: str, one: str, other: str) -> SourceError:
@@ -174,8 +179,8 @@ def check_alike(folder: str, samples: Iterable[tuple[str, Sequence[str]]]) -> No
     for medium, others in lacking.items():
         if 0 < len(others) < len(having[medium]):
             raise SourceError(
-                f"{folder}: {others[0]} has no {medium} beside it, and {having[medium][0]} has one, as "
-                f"{len(having[medium]):,} of {len(having[medium]) + len(others):,} samples have; move it elsewhere, or "
+                f"{folder}: {others[0]} would be a sample without {medium}, and {len(having[medium]):,} of "
+                f"{len(having[medium]) + len(others):,} samples have one ({having[medium][0]}); move it elsewhere, or "
                 'say which endings are fields: fields=("jpg", "txt") takes all files that end so, and leaves out others'
             )
 

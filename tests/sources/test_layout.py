@@ -61,7 +61,7 @@ def test_one_split_alone_is_no_class_either(classes, splits, more):
     (split,) = splits
     alone = [f"{split}/{name}/1.jpg" for name in classes]
 
-    with pytest.raises(SourceError, match=f"{split} is a split and not a class"):
+    with pytest.raises(SourceError, match=f"{split} is a split by name"):
         check_class_folders("photos", alone + [f"rest/{name}/1.jpg" for name in classes] * more)
     check_class_folders("photos", ["car/1.jpg", "bus/1.jpg", f"{split}/1.jpg"])
     check_class_folders("photos", ["car/a/1.jpg", "bus/b/1.jpg", f"{split}/c/1.jpg"])
@@ -84,7 +84,7 @@ def test_splits_below_classes_are_refused_too(tmp_path):
 def test_splits_that_lack_classes_are_told_how_to_be_numbered_alike(tmp_path):
     write(tmp_path, ["train/cat/1.jpg", "train/dog/1.jpg", "train/eel/1.jpg", "val/cat/2.jpg", "val/eel/2.jpg"])
 
-    with pytest.raises(SourceError, match=r"val has no dog, so give each --class options \(classes=\) alike"):
+    with pytest.raises(SourceError, match=r"val has no dog, so give each the same --class options \(classes=\)"):
         ImageFolder(tmp_path)
     names = ["cat", "dog", "eel"]
     train, val = (ImageFolder(tmp_path / split, classes=names) for split in ("train", "val"))
@@ -161,7 +161,7 @@ def test_files_that_are_no_samples_are_left_out_by_who_says_what_fields_are(tmp_
     write(tmp_path, ["1.jpg", "2.jpg", "3.jpg", "results.csv"])
 
     with pytest.raises(
-        SourceError, match=r"results\.csv has no image beside it, and 1\.jpg has one, as 3 of 4 samples"
+        SourceError, match=r"results\.csv would be a sample without image, and 3 of 4 samples have one \(1\.jpg"
     ):
         FileFolder(tmp_path)
     source = FileFolder(tmp_path, fields=("jpg",))
