@@ -351,7 +351,7 @@ def _source(
     from shardkit.sources.shards import ShardSource
 
     if kind == Kind.auto:
-        kind = Kind.images if labels else Kind(recognise_source(source))
+        kind = Kind.images if labels or classes else Kind(recognise_source(source))
         typer.echo(f"{hide_secrets(source)}: taken for {kind.value}; --kind says otherwise", err=True)
     if labels and kind != Kind.images:
         raise ArgumentError(f"--labels is for images, not for {kind.value}")

@@ -385,8 +385,8 @@ def recognise_source(path: str) -> Literal["images", "files", "shards"]:
     only, and none at the top; to see this, about a thousand files are looked at. Hidden files and folders are not.
 
     Raises:
-        SourceError: Nothing has this name, and it is neither a pattern nor a URL. Or there are images both at the top
-            and in folders, so that some have a class and some have none.
+        SourceError: Nothing has this name, and it is neither a pattern nor a URL. Or there are shards and images; or
+            images both at the top and in folders, so that some have a class and some have none.
 
     Example:
         >>> recognise_source("shards/train-{000000..000015}.tar")
@@ -397,11 +397,17 @@ def recognise_source(path: str) -> Literal["images", "files", "shards"]:
         raise SourceError(f"{path}: does not exist; name a folder of images or of other files, or shards")
     if not folder.is_dir():
         return "shards"
-    if _holds_shards(folder):
-        return "shards"
     folders = _walk(folder, set())
     _, at_the_top = next(folders)
     in_folders = list(islice((str(inner / name) for inner, names in folders for name in names), _LOOKED_AT))
+    if _holds_shards(folder):
+        for name in (*at_the_top, *in_folders):
+            if Path(name).suffix.lower() in _IMAGE_SUFFIXES:
+                raise SourceError(
+                    f"{path}: holds shards or a manifest, and images ({name}); move one of them elsewhere, or say by "
+                    "--kind what to pack (ImageFolder, FileFolder or ShardSource)"
+                )
+        return "shards"
     if not all(Path(name).suffix.lower() in _IMAGE_SUFFIXES for name in (*at_the_top, *in_folders)):
         return "files"
     if at_the_top and in_folders:

@@ -153,7 +153,7 @@ class ShardStream(IterableDataset[Any]):
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._storage_options = storage_options
         self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
-        if len({split_url(location.url)[0] for location in self._shards}) > 1:  # of one folder, nothing is to be joined
+        if len({(location.classes, split_url(location.url)[0]) for location in self._shards}) > 1:  # several datasets
             self._shards = with_class_lists(self._shards, storage_options)
         self.classes, self._class_maps = join_class_lists(self._shards, self._selection)
         self._epochs = SharedEpochs()

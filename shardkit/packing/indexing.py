@@ -136,9 +136,8 @@ def index_shards(
     for name in names:
         if not overwrite and name not in expected:
             _check_index_place(storage, join(folder, index_name(name)))
-    block_samples = old.block_samples if old else _choose_block_samples(storage, shard_urls, block_bytes)
-
     class_list = _choose_classes(locations, classes, old)
+    block_samples = old.block_samples if old else _choose_block_samples(storage, shard_urls, block_bytes)
 
     shards = []
     fields: set[str] = set()

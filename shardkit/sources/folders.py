@@ -155,7 +155,7 @@ class ImageFolder(_Files):
             whose header names a column ``path`` or ``key`` and a column ``label``, in any order and beside others; or
             a JSON file with an object of path or key and label. Every image needs one.
         classes: The names of the classes, by number, instead of the names that occur, in their order: for a split that
-            lacks some. With labels that are numbers, what these mean.
+            lacks some, or for folders that do not look like classes. With labels that are numbers, what these mean.
 
     Raises:
         SourceError: There is no image, an image has no label, or one that is no class, two images would have one key,
@@ -197,7 +197,8 @@ class ImageFolder(_Files):
         named: list[int | str]
         if labels is None:
             named = [_class_folder(path, folder) for path in paths]
-            check_class_folders(os.fspath(folder), paths)
+            if classes is None:
+                check_class_folders(os.fspath(folder), paths)
         else:
             named = find_labels(paths, keys, read_labels(labels), folder)
         names, numbers = number_labels(

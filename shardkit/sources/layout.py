@@ -72,7 +72,7 @@ def check_class_folders(folder: str, paths: Sequence[str]) -> None:
         if "".join(_words(name)) in {*_IMAGES, "jpegimages"} - {"rgb"}:
             raise SourceError(
                 f"{folder}: {name} is a name for a folder of images and not for a class ({example}); pack "
-                f"{_quoted(folder, name)} itself, or say what the images are by labels="
+                f"{_quoted(folder, name)} itself, or name the classes: classes= (--class)"
             )
 
 
@@ -104,7 +104,7 @@ def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
         if several or (classes and not parent and (len(splits) == len(names) or shared)):
             found, examples = ", ".join(parent + name for name in splits), ", ".join(names[name] for name in splits)
             commands = (f"'shardkit pack {_quoted(folder, parent + name)} SHARDS/{name}'" for name in splits)
-            otherwise = "say which class each image has by labels=" if classes else "say which endings are fields="
+            otherwise = "name the classes: classes= (--class)" if classes else "say which endings are fields="
             raise SourceError(
                 f"{folder}: {found} {'are splits' if splits[1:] else 'is a split'} by name ({examples}); pack each as "
                 f"a dataset of its own: {' and '.join(commands)}{_classes_differ(splits, inner)}. If that is not what "

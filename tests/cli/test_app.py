@@ -15,6 +15,7 @@ import shardkit
 from shardkit.cli.app import app
 from shardkit.format.index import read_index
 from shardkit.format.manifest import read_manifest
+from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.inspection.contents import Footprint, Sizes, compute_statistics, recognise_source
 from shardkit.packing.writer import ShardWriter
 from shardkit.storage.local import LocalStorage
@@ -394,7 +395,16 @@ def test_an_image_beside_class_folders_is_refused(photos, tmp_path):
 
     result = invoke("pack", photos, tmp_path / "out")
     assert_is_one_line_of_error(result, "the image stray.jpg lies beside folders of images")
-    assert "no classes" not in invoke("pack", photos, tmp_path / "out", "--kind", "files").stdout
+    assert "classes:" not in invoke("pack", photos, tmp_path / "out", "--kind", "files").stdout
+
+
+@pytest.mark.parametrize("name", ["backup.tar", "manifest.json"])
+def test_shards_among_images_are_not_taken_for_all_that_there_is(name, photos, tmp_path):
+    (photos / name).write_bytes(END_OF_ARCHIVE)
+
+    result = invoke("pack", photos, tmp_path / "out")
+    assert_is_one_line_of_error(result, f"holds shards or a manifest, and images ({photos}/cat/0000.jpg)")
+    assert "20 samples" in invoke("pack", photos, tmp_path / "out", "--kind", "images").stdout
 
 
 @pytest.mark.parametrize(

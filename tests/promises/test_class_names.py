@@ -162,6 +162,15 @@ def test_an_index_keeps_the_longer_of_lists_that_begin_alike(tmp_path):
         assert manifest.classes == ("cat", "dog", "bird")
 
 
+def test_a_dataset_and_one_of_its_shards_are_one_dataset(tmp_path):
+    write(tmp_path / "x", ["cat", "dog"], ["dog"])
+    with pytest.warns(shardkit.StreamWarning):
+        stream = ShardStream([tmp_path / "x", tmp_path / "x/x-000000.tar"])
+
+    assert stream.classes == ("cat", "dog")
+    assert [sample["cls"] for sample in stream] == [1, 1]
+
+
 @pytest.mark.parametrize("join", JOINS)
 def test_classes_without_names_are_not_joined_with_those_that_have_some(tmp_path, join):
     write(tmp_path / "x", ["cat", "dog"], ["dog"])

@@ -134,6 +134,17 @@ def test_a_folder_of_images_is_no_class(tmp_path):
         ImageFolder(write(tmp_path, ["images/1.jpg"]))
 
 
+def test_folders_are_the_classes_that_they_are_said_to_be(tmp_path):
+    write(tmp_path, ["train/1.jpg", "test/2.jpg", "images/3.jpg"])
+
+    with pytest.raises(SourceError, match="test, train are splits"):
+        ImageFolder(tmp_path)
+    with pytest.raises(SourceError, match=r"images/3\.jpg has the label 'images', which is none of the 2 classes"):
+        ImageFolder(tmp_path, classes=["test", "train"])
+    source = ImageFolder(tmp_path, classes=["test", "train", "images"])
+    assert [source.read(i)["cls"] for i in range(3)] == [2, 0, 1]
+
+
 def test_labels_decide_whatever_folders_are_called(tmp_path):
     write(tmp_path, ["train/1.jpg", "val/1.jpg", "images/2.jpg", "masks/2.png"])
     source = ImageFolder(tmp_path, labels={"train/1": "a", "val/1": "b", "images/2": "a", "masks/2": "b"})
