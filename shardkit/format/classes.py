@@ -63,7 +63,8 @@ def join_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
                 url=part.url,
             )
     first, others = (named[0].classes, named[1:]) if named else ((), [])
-    return first + tuple(dict.fromkeys(name for part in others for name in part.classes if name not in first))
+    known = set(first)
+    return first + tuple(dict.fromkeys(name for part in others for name in part.classes if name not in known))
 
 
 def longest_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
@@ -76,13 +77,14 @@ def longest_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
     join_classes(parts)
     longest = max(parts, key=lambda part: len(part.classes), default=LabelledPart("", (), labelled=False))
     for part in parts:
-        if part.classes != longest.classes[: len(part.classes)]:
-            raise DatasetError(
-                f"{longest.url} has the classes {show_classes(longest.classes)} and {part.url} has "
-                f"{show_classes(part.classes)}; one number would mean two classes, and an index changes no numbers. "
-                f"Pack them together, which does: shardkit.pack(shardkit.ShardSource([...]), ...)",
-                url=part.url,
-            )
+        for number, (one, other) in enumerate(zip(longest.classes, part.classes, strict=False)):
+            if one != other:
+                raise DatasetError(
+                    f"{longest.url} has the classes {show_classes(longest.classes)} and {part.url} has "
+                    f"{show_classes(part.classes)}; number {number:,} would be {one!r} and {other!r}, and an index changes "
+                    "no numbers. Pack them together, which does: shardkit.pack(shardkit.ShardSource([...]), ...)",
+                    url=part.url,
+                )
     return longest.classes
 
 
