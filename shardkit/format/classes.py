@@ -81,8 +81,8 @@ def longest_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
             if one != other:
                 raise DatasetError(
                     f"{longest.url} has the classes {show_classes(longest.classes)} and {part.url} has "
-                    f"{show_classes(part.classes)}; number {number:,} would be {one!r} and {other!r}, and an index changes "
-                    "no numbers. Pack them together, which does: shardkit.pack(shardkit.ShardSource([...]), ...)",
+                    f"{show_classes(part.classes)}; number {number:,} would be {one!r} and {other!r}, and an index "
+                    "changes no numbers. Packing them together does: shardkit.pack(shardkit.ShardSource([...]), ...)",
                     url=part.url,
                 )
     return longest.classes

@@ -148,7 +148,9 @@ def test_an_index_of_different_lists_is_refused_and_shows_both(tmp_path, out):
     write(tmp_path / "x", ["cat", "dog"], ["dog"])
     write(tmp_path / "y", ["bird", "cat"], ["cat"])
 
-    with pytest.raises(ShardkitError, match=r"x has the classes cat, dog and .*y has bird, cat; number 0 would be .*ShardSource"):
+    with pytest.raises(
+        ShardkitError, match=r"x has the classes cat, dog and .*y has bird, cat; number 0 would be .*ShardSource"
+    ):
         index_shards([tmp_path / "x", tmp_path / "y"], out=tmp_path / out)
     assert not (tmp_path / "out").exists()
 
