@@ -25,8 +25,8 @@ _SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 _FILLERS = {"images", "image", "imgs", "img", "data", "set", "split"}  # as in train_images
 
 # Folders of images, and folders of what belongs to images, by a word of their names.
-_IMAGES = {"images", "image", "imgs", "img", "rgb"}
-_PERHAPS_IMAGES = {"photos", "pictures", "frames", "inputs", "input", "color", "colour"}
+_IMAGES = {"images", "imgs", "img", "rgb"}
+_PERHAPS_IMAGES = {"image", "photos", "pictures", "frames", "inputs", "input", "color", "colour"}
 _TARGETS = {
     *["masks", "mask", "labels", "label", "annotations", "annotation", "annots", "anns", "ann", "gt", "groundtruth"],
     *["truth", "segmentations", "segmentation", "segs", "seg", "targets", "target", "depths", "depth", "disparity"],
@@ -66,10 +66,10 @@ def check_class_folders(folder: str, paths: Sequence[str]) -> None:
         SourceError: They are splits, or hold what belongs together.
     """
     siblings = _siblings(paths)
-    check_splits(folder, paths, classes=True)
     check_parallel(folder, paths)
+    check_splits(folder, paths, classes=True)
     for name, example in siblings[""].items():
-        if "".join(_words(name)) in {*_IMAGES, "jpegimages"} - {"rgb"}:
+        if "".join(_words(name)) in ("images", "imgs", "img", "jpegimages"):
             raise SourceError(
                 f"{folder}: {name} is a name for a folder of images and not for a class ({example}); pack "
                 f"{_quoted(folder, name)} itself, or name the classes: classes= (--class)"
@@ -125,7 +125,8 @@ def _classes_differ(splits: Sequence[str], inner: Mapping[str, set[str]]) -> str
 def check_parallel(folder: str, paths: Iterable[str]) -> None:
     """Check that no folders lie side by side whose files belong together, like ``images`` and ``masks``.
 
-    They are known by their names; or by their contents, if one has images and the other, under the same names, none.
+    They are known by their names; or by their contents, if one has images and the other has something else under the
+    same names.
 
     Raises:
         SourceError: Some do.
@@ -138,7 +139,7 @@ def check_parallel(folder: str, paths: Iterable[str]) -> None:
         for one in images:
             for other in targets:
                 alike = stems[f"{parent}{one}/"] & stems[f"{parent}{other}/"]
-                if alike or words[one] & _IMAGES:
+                if alike or words[one] & _IMAGES or len(names) == 2:
                     raise _parallel_found(folder, names[one], names[other])
         for medium in dict.fromkeys(_MEDIA.values()):
             having = [name for name in names if medium in media[f"{parent}{name}/"]]

@@ -127,6 +127,16 @@ def test_folders_of_other_names_whose_stems_are_alike_and_whose_endings_are_not(
     check_parallel("voc", [path.replace(".xyz", ".png") for path in paths])
 
 
+def test_words_of_images_may_be_classes_among_others():
+    """As in pictures of pages: a caption and an image are parts of them."""
+    paths = [f"{name}/{number}.png" for number, name in enumerate(["caption", "image", "table", "title", "photos"])]
+
+    check_class_folders("pages", paths)
+    for pair in (["image", "mask"], ["photos", "masks"]):
+        with pytest.raises(SourceError, match="put the files of a sample into one folder"):
+            check_class_folders("pages", [f"{pair[0]}/1.png", f"{pair[1]}/1_mask.png"])
+
+
 def test_a_folder_of_images_is_no_class(tmp_path):
     with pytest.raises(
         SourceError, match=r"images is a name for a folder of images and not for a class \(images/1.jpg"
