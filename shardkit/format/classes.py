@@ -82,7 +82,8 @@ def longest_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
                 raise DatasetError(
                     f"{longest.url} has the classes {show_classes(longest.classes)} and {part.url} has "
                     f"{show_classes(part.classes)}; number {number:,} would be {one!r} and {other!r}, and an index "
-                    "changes no numbers. Packing them together does: shardkit.pack(shardkit.ShardSource([...]), ...)",
+                    "changes no numbers. Packing them together does: shardkit.pack(shardkit.ShardSource([...]), ...), "
+                    "or shardkit pack '{A,B}' DESTINATION",
                     url=part.url,
                 )
     return longest.classes

@@ -152,9 +152,10 @@ def _read_csv(path: Path) -> Mapping[str, int | str]:
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     names = [number for number, name in enumerate(header) if name in ("path", "key")]
     if len(names) != 1 or header.count("label") != 1:
+        first = ",".join(rows[0][1]) if rows else ""
         raise SourceError(
-            f"{path}: its first line is {','.join(header)[:80]!r}, expected a header that names one column path (or "
-            "key) and one label, as path,label; rename the columns that are meant so, or add the line"
+            f"{path}: its first line is {first[:80]!r}, expected a header that names one column path (or key) and one "
+            "label, as path,label; rename the columns that are meant so, or add the line"
         )
     table: dict[str, str] = {}
     for line, row in rows[1:]:
