@@ -86,6 +86,12 @@ def filtered(folders, out):
     return names_in((dataset[i] for i in range(len(dataset))), dataset.classes)
 
 
+def transformed(folders, out):
+    pack(ShardSource(folders), out, transform=lambda sample: sample | {"txt": "new"}, num_workers=1, progress=False)
+    dataset = shardkit.ShardDataset(out)
+    return names_in((dataset[i] for i in range(len(dataset))), dataset.classes)
+
+
 def indexed(folders, out):
     index_shards(folders, out=out)
     dataset = shardkit.ShardDataset(out, allow_any_url=True)
@@ -134,7 +140,7 @@ def write(folder, classes, names, **options):
             writer.write({"__key__": f"{folder.name}{i}", "cls": classes.index(name) if classes else name})
 
 
-@pytest.mark.parametrize("join", [repacked, filtered, streamed, shards_repacked])
+@pytest.mark.parametrize("join", [repacked, filtered, transformed, streamed, shards_repacked])
 def test_different_lists_are_joined_by_name(tmp_path, join):
     write(tmp_path / "x", ["cat", "dog"], ["dog", "cat"])
     write(tmp_path / "y", ["bird", "cat"], ["cat", "bird"])
@@ -199,6 +205,17 @@ def test_a_label_that_is_no_number_of_its_list_is_an_error_where_lists_differ(tm
             pack(ShardSource([tmp_path / "y", tmp_path / name]), tmp_path / "out" / name, progress=False)
         with pytest.raises(ShardkitError, match=rf"sample '{name}'.*'cls'"):
             list(ShardStream([tmp_path / "y", tmp_path / name]))
+
+
+def test_a_stream_skips_a_label_without_a_name_and_counts_it(tmp_path):
+    write(tmp_path / "x", ["bird", "cat"], ["cat"])
+    with ShardWriter(tmp_path / "y", classes=["cat", "dog"]) as writer:
+        for i, label in enumerate((1, 2, 0)):
+            writer.write({"__key__": f"y{i}", "cls": label})
+    stream = ShardStream([tmp_path / "x", tmp_path / "y"], on_error="skip")
+
+    assert names_in(stream, stream.classes) == {"x0": "cat", "y0": "dog", "y2": "cat"}
+    assert stream.skipped.samples == 1
 
 
 def test_labels_that_are_not_taken_are_not_compared(tmp_path):
