@@ -153,8 +153,8 @@ def check_parallel(folder: str, paths: Iterable[str]) -> None:
 def _parallel_found(folder: str, one: str, other: str) -> SourceError:
     return SourceError(
         f"{folder}: {one} and {other} lie in folders side by side whose files belong together, and would be samples "
-        "apart; put the files of a sample into one folder, as 0001.jpg and 0001.mask.png, and pack it with "
-        'FileFolder(folder, fields=("jpg", "mask.png")), or give pack() samples that a generator puts together'
+        "apart; pack one of the folders alone, or put the files of a sample into one folder, as 0001.jpg and "
+        '0001.mask.png, for FileFolder(folder, fields=("jpg", "mask.png")), or give pack() samples of a generator'
     )
 
 
