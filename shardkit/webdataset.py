@@ -20,6 +20,7 @@ What is read from a shard is what webdataset reads, but for these deviations, ea
 - a field ``__source__`` is an error, because shardkit keeps the name for itself
 - an archive without its end-of-archive mark is an error
 - anything but zeros after the end-of-archive mark is an error, a second archive too
+- class numbers of several of shardkit's datasets with different class lists are those of one list, by name
 - a damaged or cut header is an error, not the end of the shard
 - compressed data that is cut, or followed by something else, is an error
 - all parts of a gz, bz2 or xz file are read, not only the first (pigz, pbzip2 and bgzip write many)

@@ -28,8 +28,10 @@ from shardkit.cli.common import (
 from shardkit.cli.output import (
     describe_manifest,
     describe_statistics,
+    format_footprints,
     format_ignored,
     format_manifest,
+    format_packed,
     format_report,
     format_sample,
     format_shard,
@@ -75,6 +77,9 @@ Columns = Annotated[
     list[str] | None, typer.Option("--column", metavar="NAME=FIELD", help="A field's value to have in the index.")
 ]
 BlockBytes = Annotated[str, typer.Option(help="About how large a block is, the unit of reading.")]
+ClassNames = Annotated[
+    list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the way.")]
 
 
@@ -113,6 +118,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     block_bytes: BlockBytes = "1MB",
     split: Annotated[list[str] | None, typer.Option(metavar="NAME=SHARE", help="A split, as train=0.9.")] = None,
     labels: Annotated[str | None, typer.Option(help="CSV or JSON: labels instead of class folders.")] = None,
+    class_name: ClassNames = None,
     fields: Annotated[str | None, typer.Option(help="Fields to take from files or shards, as jpg,seg.png.")] = None,
     column: Columns = None,
     workers: Annotated[int | None, typer.Option(help="Shards written at a time; one a processor.")] = None,
@@ -134,7 +140,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
 
     splits = {name: _share(name, share) for name, share in _pairs(split, "--split").items()} or None
     options = read_storage_options(storage_option)
-    files = _source(source, kind, labels, fields.split(",") if fields else None, options)
+    files = _source(source, kind, labels, class_name or None, fields.split(",") if fields else None, options)
     manifests = pack_source(
         files,
         destination,
@@ -160,6 +166,7 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
         return
     for manifest in manifests.values():
         typer.echo(format_manifest(manifest))
+        print_lines(format_packed(manifest))
     kinds = {shard.compression for manifest in manifests.values() for shard in manifest.shards}
     for name in sorted(kinds):
         typer.echo(_WHO_READS[name])
@@ -172,9 +179,7 @@ def index(
     out: Annotated[str | None, typer.Option(help="Where indexes and manifest go, if not beside the shards.")] = None,
     column: Columns = None,
     block_bytes: BlockBytes = "1MB",
-    class_name: Annotated[
-        list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
-    ] = None,
+    class_name: ClassNames = None,
     overwrite: Overwrite = False,
     storage_option: StorageOptions = None,
     as_json: AsJson = False,
@@ -301,13 +306,21 @@ def stats(
 ) -> None:
     """Print figures of a dataset.
 
-    Fields and their sizes, classes, shards, and files and room on disk before and after packing.
+    Fields and their sizes, classes, shards, and files and room on disk before and after packing. Of a folder that was
+    not packed, files and room.
 
     Example: shardkit stats shards/train
     """
-    from shardkit.inspection.contents import compute_statistics
+    from shardkit.inspection.contents import compute_statistics, is_loose, measure_folder
 
     options = read_storage_options(storage_option)
+    if is_loose(url):
+        footprint, folders = measure_folder(url)
+        if as_json:
+            print_json({"before": footprint._asdict(), "folders": folders})
+        else:
+            typer.echo(format_footprints({"not packed": footprint}, folders=folders))
+        return
     figures = compute_statistics(url, allow_any_url=allow_any_url, storage_options=options)
     if as_json:
         print_json(describe_statistics(figures))
@@ -357,21 +370,28 @@ def shuffle_report(
 
 
 def _source(
-    source: str, kind: Kind, labels: str | None, fields: list[str] | None, storage_options: dict[str, object] | None
+    source: str,
+    kind: Kind,
+    labels: str | None,
+    classes: list[str] | None,
+    fields: list[str] | None,
+    storage_options: dict[str, object] | None,
 ) -> Any:
     from shardkit.inspection.contents import recognise_source
     from shardkit.sources.folders import FileFolder, ImageFolder
     from shardkit.sources.shards import ShardSource
 
     if kind == Kind.auto:
-        kind = Kind.images if labels else Kind(recognise_source(source))
+        kind = Kind.images if labels or classes else Kind(recognise_source(source))
         typer.echo(f"{hide_secrets(source)}: taken for {kind.value}; --kind says otherwise", err=True)
     if labels and kind != Kind.images:
         raise ArgumentError(f"--labels is for images, not for {kind.value}")
+    if classes and kind != Kind.images:
+        raise ArgumentError(f"--class is for images, not for {kind.value}; 'shardkit index' names classes of shards")
     if fields and kind == Kind.images:
         raise ArgumentError("--fields is for files and shards; images have the fields that their names say")
     if kind == Kind.images:
-        return ImageFolder(source, labels=labels)
+        return ImageFolder(source, labels=labels, classes=classes)
     if kind == Kind.files:
         return FileFolder(source, fields=fields)
     return ShardSource(source, fields=fields, storage_options=storage_options)

@@ -1,7 +1,7 @@
 """What commands found, as text for people and as values for JSON."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -39,6 +39,22 @@ def format_manifest(manifest: "Manifest") -> str:
     """Return a line about a dataset."""
     samples, shards = _count(manifest.num_samples, "sample"), _count(len(manifest.shards), "shard")
     return f"{hide_secrets(manifest.url)}: {samples} in {shards}, {format_bytes(_stored_bytes(manifest))}"
+
+
+def format_packed(manifest: "Manifest") -> Iterator[str]:
+    """Yield what to compare with what was meant to be packed: the classes, and how many samples have which fields."""
+    if manifest.classes:
+        number = len(manifest.classes)
+        shown = ", ".join(map(_plain, manifest.classes[:_SHOWN])) + (", ..." if number > _SHOWN else "")
+        yield f"  {number:,} class{'' if number == 1 else 'es'}: {shown}"
+    counts = manifest.packed.get("samples_with")
+    if not isinstance(counts, dict) or not counts:
+        return
+    if set(counts.values()) == {manifest.num_samples}:
+        yield f"  fields: {', '.join(map(_plain, counts))} in every sample"
+    else:
+        fields = ", ".join(f"{_plain(field)} in {count:,}" for field, count in counts.items())
+        yield f"  fields: {fields} of {_count(manifest.num_samples, 'sample')}"
 
 
 def format_ignored(paths: Sequence[str]) -> str:
@@ -109,11 +125,19 @@ def format_statistics(figures: "Statistics") -> Iterator[str]:
         ratio = figures.tar_bytes / max(1, figures.shards.total)
         yield f"compression: {ratio:.2f} times smaller than the uncompressed tars"
         yield ""
-    rows = [
-        _footprint_row("unpacked, a file for every field", figures.before),
-        _footprint_row("packed: shards, indexes, manifest", figures.after),
-    ]
-    yield format_table(["on disk", "files (inodes)", "bytes", "lost to 4 KiB blocks"], rows)
+    known = figures.samples and figures.originals == figures.samples
+    unpacked = "unpacked: the files that it was packed of" if known else "unpacked, a file for every field"
+    yield format_footprints(
+        {unpacked: figures.before, "packed: shards, indexes, manifest": figures.after}, folders=figures.folders
+    )
+
+
+def format_footprints(footprints: Mapping[str, "Footprint"], *, folders: int) -> str:
+    """Return a table of what files take on disk, by what they are; below the first, how many folders they are in."""
+    rows = [_footprint_row(name, footprint) for name, footprint in footprints.items()]
+    if folders:
+        rows.insert(1, ["  and their folders", f"{folders:,}", "", ""])
+    return format_table(["on disk", "files (inodes)", "bytes", "lost to 4 KiB blocks"], rows)
 
 
 _FIGURES = (

@@ -9,6 +9,7 @@ The modules, in the order of a sample's way::
     index          where each sample of a shard lies
     columns        fields -> values in the index
     side_files     the block tables and the columns of all shards, each in one file
+    classes        what class numbers mean, and what becomes of them where datasets meet
     scan           a shard -> all that an index says of it
     shard_writer   samples -> one shard
 """

@@ -45,10 +45,16 @@ class EncodedSample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """What is known of a shard when it is complete, beside its manifest's entry."""
+    """What is known of a shard when it is complete, beside its manifest's entry.
+
+    Attributes:
+        shard: The manifest's entry.
+        fields: How many samples have each field.
+        columns: The promoted columns and their Arrow types.
+    """
 
     shard: Shard
-    fields: tuple[str, ...]
+    fields: dict[str, int]
     columns: "pa.Schema"
     blocks: BlockTable
 
@@ -333,7 +339,8 @@ class OpenShard:
         with self._stack:
             facts, blocks, table = self.file.finish()
             shard = publish_index(self._storage, self._folder, facts.shard, table, facts, blocks)
-        return WrittenShard(shard, facts.fields, promoted_columns(table.schema), blocks)
+        fields = _count_fields(table, facts.fields)
+        return WrittenShard(shard, fields, promoted_columns(table.schema), blocks)
 
     def __enter__(self) -> Self:
         return self
@@ -348,4 +355,10 @@ class OpenShard:
 def written_shard(index: ShardIndex, facts: FileFacts) -> WrittenShard:
     """Return what is known of a shard from its index, and what is known of that."""
     shard = describe_shard(index.facts.shard, index.facts, index.blocks, facts)
-    return WrittenShard(shard, index.facts.fields, promoted_columns(index.schema), index.blocks)
+    sizes = index.rows([f"{field}:size" for field in index.facts.fields])
+    return WrittenShard(shard, _count_fields(sizes, index.facts.fields), promoted_columns(index.schema), index.blocks)
+
+
+def _count_fields(table: "pa.Table", fields: Iterable[str]) -> dict[str, int]:
+    """Return how many samples have each field."""
+    return {field: len(table) - table.column(f"{field}:size").null_count for field in fields}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,13 +19,20 @@ from shardkit.codecs.images import IMAGE_FIELDS
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import SampleError, ShardError, SourceError, check_path, hide_secrets
 from shardkit.format.index import ShardIndex, open_index
-from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, read_manifest, version_name
+from shardkit.format.manifest import (
+    MANIFEST_NAME,
+    SHARD_SUFFIXES,
+    UNFINISHED_NAME,
+    Manifest,
+    read_manifest,
+    version_name,
+)
 from shardkit.format.scan import group_members, range_reader
 from shardkit.format.side_files import CARD_NAME
 from shardkit.format.tar import read_members
 from shardkit.reading.forward import ShardLocation, find_shards
 from shardkit.reading.missing import check_streamed
-from shardkit.sample import KEY, split_name, stored_field
+from shardkit.sample import KEY, SOURCE, split_name, stored_field
 from shardkit.storage.base import STDIN, Storage, join, read_right
 from shardkit.storage.os_errors import os_errors
 from shardkit.storage.registry import storage_for
@@ -32,6 +40,7 @@ from shardkit.storage.registry import storage_for
 FILE_SYSTEM_BLOCK = 4096
 """The unit in which most file systems give out room: what a file's size is rounded up to."""
 
+_IMAGE_SUFFIXES = {*(f".{field}" for field in IMAGE_FIELDS), ".jpe"}
 _LOOKED_AT = 1000  # files, to see what a folder holds
 
 
@@ -69,6 +78,12 @@ class _Shard:
         for row in self.index.rows([KEY, *names]).to_pylist():
             fields = {n.removesuffix(":size"): row[n] for n in names if row[n] is not None}
             yield SampleInfo(self.url, row[KEY], fields)
+
+    def sources(self) -> Iterator[str | None]:
+        """Yield for each sample a file that it was made of; None where that is not known, and without end after all."""
+        if self.index and self.index.has_source:
+            yield from self.index.rows([SOURCE]).column(SOURCE).to_pylist()
+        yield from repeat(None)
 
     def read(self, field: str, key: str | None = None) -> Iterator[tuple[str, dict[str, int], bytes | None]]:
         """Yield key, sizes and one field's bytes of each sample, reading forward; with a key, only that one's bytes."""
@@ -257,8 +272,11 @@ class Statistics:
         shards: The shards' sizes as stored.
         tar_bytes: Their uncompressed size; 0 if that is not known, for want of a manifest.
         classes: How many samples each class has, by name, or by number where names are not known.
-        before: What a file for each field of each sample would take.
+        before: What the files take that the samples were made of; of samples that do not name one, a file for each
+            field. Labels that came from the names of folders or from a table are no files.
         after: What the shards, their indexes and the manifest take.
+        originals: How many samples name a file that they were made of.
+        folders: How many folders there are below the one that these files are in.
     """
 
     samples: int
@@ -268,6 +286,8 @@ class Statistics:
     classes: dict[str, int]
     before: Footprint
     after: Footprint
+    originals: int = 0
+    folders: int = 0
 
 
 def compute_statistics(
@@ -283,23 +303,38 @@ def compute_statistics(
     """
     manifest, shards = _open(urls, storage_options, allow_any_url=allow_any_url)
     sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
-    samples = 0
-    labels: Counter[int] = Counter()
+    samples = originals = 0
+    labels: Counter[tuple[bool, int, str]] = Counter()  # those without a name last, then by number
+    order: dict[str, int] = {}  # of the names of all datasets
+    folders: set[str] = set()
+    files: list[npt.NDArray[np.int64]] = []  # their sizes
+    labels_were_files = _label_files(manifest)
     stored, others = [], []
     decoder = Decoder()
     for shard in shards:
         stored.append(shard.storage.info(shard.location.url).size)
         by_field: dict[str, list[int]] = {}
-        for sample in shard.samples():
+        sizes_of_files: list[int] = []
+        for sample, source in zip(shard.samples(), shard.sources(), strict=False):
             samples += 1
+            folders.add((source or sample.key).rpartition("/")[0])
+            originals += source is not None
             for name, size in sample.fields.items():
                 by_field.setdefault(name, []).append(size)
+                if source is None or name != "cls" or labels_were_files:
+                    sizes_of_files.append(size)
+        files.append(np.array(sizes_of_files, dtype=np.int64))
         for name, found in by_field.items():
             sizes.setdefault(name, []).append(np.array(found, dtype=np.int64))
         if "cls" in by_field:
             values = Counter(shard.field_values("cls"))
+            names = shard.location.classes
+            for name in names:
+                order.setdefault(name, len(order))
             for data, count in values.items():
-                labels[decoder.decode("cls", data, url=shard.url)] += count
+                number = decoder.decode("cls", data, url=shard.url)
+                named = 0 <= number < len(names)
+                labels[(False, order[names[number]], names[number]) if named else (True, number, str(number))] += count
         if entry := shard.location.shard:
             others.append(shard.storage.info(join(shard.location.folder, entry.index_url)).size)
     if manifest:
@@ -310,27 +345,69 @@ def compute_statistics(
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 others.append(storage.info(join(manifest.url, name)).size)
     joined = {name: np.concatenate(found) for name, found in sorted(sizes.items())}
-    names = manifest.classes if manifest else ()
-    everything = np.concatenate(list(joined.values()) or [np.zeros(0, dtype=np.int64)])
     return Statistics(
         samples,
         {name: Sizes.of(found) for name, found in joined.items()},
         Sizes.of(stored),
         sum(shard.tar_size for shard in manifest.shards) if manifest else 0,
-        {names[i] if 0 <= i < len(names) else str(i): count for i, count in sorted(labels.items())},
-        Footprint.of(everything),
+        {name: count for (_, _, name), count in sorted(labels.items())},
+        Footprint.of(np.concatenate(files)),
         Footprint.of(np.array(stored + others, dtype=np.int64)),
+        originals,
+        len({parent for folder in folders for parent in _with_parents(folder)}),
     )
+
+
+def _label_files(manifest: Manifest | None) -> bool:
+    """Return whether the labels of a dataset were files, as far as its manifest says."""
+    request = manifest.packed.get("request") if manifest else None
+    source = request.get("source") if isinstance(request, dict) else None
+    return source == "FileFolder" or (source != "ImageFolder" and not (manifest and manifest.classes))
+
+
+def _with_parents(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]
+
+
+def is_loose(url: str) -> bool:
+    """Return whether a folder has files and neither shards nor datasets: what can be packed, and was not."""
+    folder = Path(url)
+    if not folder.is_dir() or _holds_shards(folder):
+        return False
+    return bool(next(folder.iterdir(), None)) and not any(_holds_shards(in_it) for in_it in folder.iterdir())
+
+
+def _holds_shards(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    own = (MANIFEST_NAME, UNFINISHED_NAME)
+    return any(inner.name in own or inner.name.lower().endswith(SHARD_SUFFIXES) for inner in folder.iterdir())
+
+
+def measure_folder(folder: str) -> tuple[Footprint, int]:
+    """Return what the files below a folder take that are not hidden, and how many folders they are in below it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    files = [(inner, name) for inner, names in _walk(Path(folder), set()) for name in names]
+    sizes = np.array([(inner / name).stat().st_size for inner, name in files], dtype=np.int64)
+    folders = {inner.relative_to(folder).as_posix() for inner, _ in files} - {"."}
+    return Footprint.of(sizes), len({parent for inner in folders for parent in _with_parents(inner)})
 
 
 def recognise_source(path: str) -> Literal["images", "files", "shards"]:
     """Return what a path is taken for: class folders of images, files of any kind, or shards.
 
     Shards are whatever is no folder, and folders with a manifest or a tar in them. Class folders of images hold images
-    only, and none at the top; to see this, about a thousand files are looked at.
+    only, and none at the top; to see this, about a thousand files are looked at. Hidden files and folders are not.
 
     Raises:
-        SourceError: Nothing has this name, and it is neither a pattern nor a URL; or it is a file that is no shard.
+        SourceError: Nothing has this name, and it is neither a pattern nor a URL; or it is a file that is no shard. Or
+            there are shards and images; or images both at the top and in folders, so that some have a class and some
+            have none.
         StorageError: It cannot be looked into.
 
     Example:
@@ -350,14 +427,36 @@ def _recognise(folder: Path, path: str) -> Literal["images", "files", "shards"]:
         )
     if not folder.is_dir():
         return "shards"
-    if any(inner.name == MANIFEST_NAME or inner.name.lower().endswith(SHARD_SUFFIXES) for inner in folder.iterdir()):
+    folders = _walk(folder, set())
+    _, at_the_top = next(folders)
+    in_folders = list(islice((str(inner / name) for inner, names in folders for name in names), _LOOKED_AT))
+    if _holds_shards(folder):
+        for name in (*at_the_top, *in_folders):
+            if Path(name).suffix.lower() in _IMAGE_SUFFIXES:
+                raise SourceError(
+                    f"{path}: holds shards or a manifest, and images ({name}); move one of them elsewhere, or say by "
+                    "--kind what to pack (ImageFolder, FileFolder or ShardSource)"
+                )
         return "shards"
-    looked_at = 0
-    for parent, _, names in os.walk(folder):
-        for name in (name for name in names if not name.startswith(".")):
-            if Path(parent) == folder or Path(name).suffix.lower().removeprefix(".") not in IMAGE_FIELDS:
-                return "files"
-            looked_at += 1
-        if looked_at >= _LOOKED_AT:
-            break
-    return "images" if looked_at else "files"
+    if not all(Path(name).suffix.lower() in _IMAGE_SUFFIXES for name in (*at_the_top, *in_folders)):
+        return "files"
+    if at_the_top and in_folders:
+        raise SourceError(
+            f"{path}: the image {at_the_top[0]} lies beside folders of images ({in_folders[0]}), so it has no class if "
+            "they are classes; move it into one. --kind files (or FileFolder) packs all of them without classes"
+        )
+    return "images" if in_folders else "files"
+
+
+def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and those below it, each with its files; what is hidden is left out, links are followed once."""
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    yield folder, [entry.name for entry in visible if not entry.is_dir()]
+    for entry in visible:
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), seen)

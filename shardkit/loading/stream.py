@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from os import PathLike
 from typing import Any, Literal, TypeVar
@@ -13,14 +14,16 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ArgumentError, CodecError, SampleError, check_whole
+from shardkit.format.classes import ClassMap
 from shardkit.hashing import derive, hash_key, mix64_array, shuffled
 from shardkit.loading.collate import channels_first, holds_images
 from shardkit.loading.epochs import Pass, SharedEpochs, Skipped, Skipper
 from shardkit.order.ranks import check_place, find_place
+from shardkit.reading.class_lists import join_class_lists, with_class_lists
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.reading.missing import check_streamed
 from shardkit.sample import KEY, RESERVED, URL, FieldSelection, Sample
-from shardkit.storage.base import STDIN
+from shardkit.storage.base import STDIN, split_url
 from shardkit.storage.registry import storage_for
 from shardkit.transforms.apply import (
     FieldFunctions,
@@ -95,14 +98,17 @@ class ShardStream(IterableDataset[Any]):
 
     Attributes:
         num_samples: How many samples all ranks have together; None if a shard has no manifest.
+        classes: The names of the classes, by number; empty if they are not known. Datasets with different class lists
+            get one that has all of their names, and each class its number in it, in fields whose name ends in ``cls``.
 
     Raises:
         ArgumentError: An argument is out of range, or only one of rank and world_size is known.
-        DatasetError: There are no shards, or a manifest is not usable. While iterating, an index is not.
+        DatasetError: There are no shards, or a manifest is not usable. Or some datasets name their classes, and one
+            that does not has class numbers. While iterating, an index is not usable.
         StorageError: Shards or indexes on this machine are missing. While iterating, one is, or cannot be read.
         ShardError: While iterating, a shard is damaged.
         CodecError: While iterating, a field cannot be decoded.
-        SampleError: While iterating, a sample lacks a field.
+        SampleError: While iterating, a sample lacks a field, or a class number that is to be another has no name.
         TooManySkippedError: While iterating, more than ``max_skipped`` was left out.
 
     Example:
@@ -154,8 +160,11 @@ class ShardStream(IterableDataset[Any]):
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._storage_options = storage_options
         self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
-        bare = [location.url for location in self._shards if location.shard is None]
-        check_streamed(storage_for(self._shards[0].url, storage_options), urls, bare)
+        if bare := [location.url for location in self._shards if location.shard is None]:
+            check_streamed(storage_for(bare[0], storage_options), urls, bare)
+        if len({(location.classes, split_url(location.url)[0]) for location in self._shards}) > 1:  # several datasets
+            self._shards = with_class_lists(self._shards, storage_options)
+        self.classes, self._class_maps = join_class_lists(self._shards, self._selection)
         self._epochs = SharedEpochs()
         self._has_stdin = any(location.url == STDIN for location in self._shards)
         #: of the loader that this worker process belongs to, and how often it, or else this process, has iterated
@@ -236,7 +245,10 @@ class ShardStream(IterableDataset[Any]):
 
     def _read(self, shard: ShardLocation, skipper: "Skipper | None") -> Generator[Sample, None, None]:
         samples = read_shard(shard, selection=self._selection, storage_options=self._storage_options)
-        return samples if skipper is None else skipper.without_damage(samples, shard.url)
+        if skipper is not None:
+            samples = skipper.without_damage(samples, shard.url)
+        class_map = self._class_maps.get(shard.classes)
+        return samples if class_map is None else _mapped(samples, class_map, skipper)
 
     def _made(self, samples: Iterator[Sample], key: int, skipper: "Skipper | None") -> Iterator[Any]:
         """Decode and transform."""
@@ -282,6 +294,22 @@ class ShardStream(IterableDataset[Any]):
         # A spawned worker has the environment of its rank, but not its torch.distributed.
         is_rank = distributed.is_available() and distributed.is_initialized()
         return {**self.__dict__, "_place": self._find_place() if is_rank else self._place}
+
+
+def _mapped(
+    samples: Generator[Sample, None, None], class_map: ClassMap, skipper: "Skipper | None"
+) -> Generator[Sample, None, None]:
+    """Yield samples with the class numbers of the joined list."""
+    with closing(samples):
+        for sample in samples:
+            try:
+                mapped = class_map.apply(sample)
+            except SampleError as error:
+                if skipper is None:
+                    raise
+                skipper.skip_sample(sample[URL], error)
+                continue
+            yield mapped
 
 
 def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> Iterator[T]:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from shardkit.errors import (
     check_texts,
     hide_secrets,
 )
+from shardkit.format.classes import ClassMap, LabelledPart, holds_classes, join_classes, longest_classes
 from shardkit.format.columns import Column, ColumnMaker, ColumnTypes
 from shardkit.format.index import (
     OFFSET,
@@ -48,7 +49,8 @@ from shardkit.format.side_files import publish_manifest
 from shardkit.hashing import hash_keys
 from shardkit.packing.writer import list_indexes, refuse_links
 from shardkit.progress import track
-from shardkit.reading.forward import find_shards
+from shardkit.reading.class_lists import labelled_part, with_class_lists
+from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.storage.base import STDIN, Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
 from shardkit.storage.local import canonical_url
@@ -86,6 +88,9 @@ def index_shards(
     order; its old indexes are deleted when the manifest is there. Shards that a ``ShardWriter`` left when it was
     stopped become a dataset, too.
 
+    Shards of several datasets must have class lists of which one begins with all others, and that one is taken: an
+    index changes no class numbers. ``pack`` with a ``ShardSource`` of several datasets does.
+
     Args:
         urls: A folder of shards, a pattern with braces or wildcards, or a list of these.
         out: Where indexes and manifest go if not beside the shards, for read-only stores. The manifest then names
@@ -105,7 +110,9 @@ def index_shards(
     Raises:
         ShardError: A shard is damaged, a sample has a field twice, or a name is not UTF-8. Indexes of earlier shards
             are there, the manifest is not, or is the old one.
-        DatasetError: A shard is not what the manifest says (it was damaged, or replaced), or there are no shards.
+        DatasetError: A shard is not what the manifest says (it was damaged, or replaced), or there are no shards. Or
+            the shards are of datasets whose class lists do not go together.
+        SampleError: A class number has no name in its dataset's list, and would have one in the list that is taken.
         DatasetExistsError: The manifest has other shards.
         UnfinishedDatasetError: The folder's dataset is still being packed.
         ArgumentError: The shards lie in several folders and ``out`` is not given. Or a column names a field that no
@@ -124,7 +131,8 @@ def index_shards(
     maker = ColumnMaker(columns)
     classes = None if classes is None else check_texts("classes", classes)
     block_bytes = parse_bytes(block_bytes)
-    shard_urls = _shard_urls(urls, storage_options)
+    locations = _find_shards(urls, storage_options)
+    shard_urls = [location.url for location in locations]
     folder = _manifest_folder(shard_urls, check_path("out", out) if out else None)
     storage = storage_for(folder, storage_options)
     for place in {folder, *(split_url(url)[0] for url in shard_urls)}:
@@ -135,8 +143,9 @@ def index_shards(
     expected = {shard.url: shard for shard in old.shards} if old else {}
     left = _LeftIndexes(storage, folder, old)
     block_samples = left.block_samples or find_block_samples(storage, shard_urls, block_bytes)
-    if classes is None:
-        classes = old.classes if old else left.classes
+    class_list = _choose_classes(locations, classes, old)
+    if classes is None and old is None:
+        class_list = class_list or left.classes
 
     shards: list[Shard] = []
     tables: list[BlockTable] = []
@@ -144,9 +153,15 @@ def index_shards(
     hashes = []
     column_types = ColumnTypes()
     with track("indexing", total=len(names), unit="shards", enabled=progress) as advance:
-        for url, name in zip(shard_urls, names, strict=True):
-            scan = ShardScan(storage, url, block_samples=block_samples, columns=maker)
+        for location, name in zip(locations, names, strict=True):
+            url = location.url
+            scan = ShardScan(storage, url, block_samples=block_samples, columns=_checked(maker, location, class_list))
             scan.run()
+            if classes is None and "/" in name and name not in expected:  # what comes into its folder has its classes
+                labelled = any(map(holds_classes, scan.fields))
+                join_classes(
+                    [LabelledPart(folder, class_list, labelled=True), LabelledPart(url, location.classes, labelled)]
+                )
             facts, table, blocks = scan.facts(), scan.table(), scan.blocks()
             known = expected.get(name)
             if known and known.sha256 != facts.sha256 and not overwrite:
@@ -170,7 +185,7 @@ def index_shards(
         block_samples,
         tuple(sorted(fields)),
         repeated == 0,
-        classes,
+        class_list,
         column_types.as_text(),
         old.packed if old and is_as_packed else {},
         url=folder,
@@ -181,9 +196,9 @@ def index_shards(
     return manifest
 
 
-def _shard_urls(
+def _find_shards(
     urls: str | PathLike[str] | Sequence[str | PathLike[str]], storage_options: Mapping[str, object] | None
-) -> list[str]:
+) -> list[ShardLocation]:
     """Return the shards that are meant. A folder means all that is in it, whatever a manifest there says."""
     found = []
     for url in check_paths("urls", urls):
@@ -192,13 +207,62 @@ def _shard_urls(
         try:
             names = storage_for(url, storage_options).list(url)
         except NotADirectoryError:
-            found.append(url)
+            found.append(ShardLocation(url))
             continue
         except NoListingError:
             names = []
-        shards = [join(url, name) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
-        found += shards or [location.url for location in find_shards(url, storage_options)]
-    return found
+        shards = [ShardLocation(join(url, name)) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
+        found += shards or find_shards(url, storage_options)
+    return with_class_lists(found, storage_options)
+
+
+def _choose_classes(
+    locations: Sequence[ShardLocation], classes: tuple[str, ...] | None, old: Manifest | None
+) -> tuple[str, ...]:
+    """Return the class list of shards together.
+
+    Args:
+        locations: The shards, with the class lists of their datasets.
+        classes: What was asked for.
+        old: The manifest that is there.
+
+    Raises:
+        DatasetError: One number would mean two classes.
+    """
+    parts = [labelled_part(location, EVERY_FIELD) for location in locations if location.fields is not None]
+    if classes is not None:
+        parts = [part for part in parts if part.classes]
+        asked = LabelledPart("the call", classes, labelled=True)
+        return longest_classes([*parts, asked]) if len(set(parts)) > 1 else classes
+    longest = longest_classes(parts)
+    if old and len(old.classes) >= len(longest):  # it may have other names for them
+        return old.classes
+    return longest_classes([*parts, LabelledPart(old.url, old.classes, labelled=True)]) if old else longest
+
+
+def _checked(maker: ColumnMaker, location: ShardLocation, class_list: tuple[str, ...]) -> ColumnMaker:
+    """Return what computes columns and checks that no number without a name gets one in a longer list."""
+    own = location.classes
+    is_longer = own and len(own) < len(class_list) and class_list[: len(own)] == own
+    return _CheckedLabels(maker, ClassMap(own, class_list)) if is_longer else maker
+
+
+class _CheckedLabels(ColumnMaker):
+    """Computes columns of samples whose class numbers are all in their dataset's list."""
+
+    def __init__(self, maker: ColumnMaker, class_map: ClassMap) -> None:
+        super().__init__(maker.columns)
+        self._class_map = class_map
+
+    def needs(self, field: str) -> bool:
+        """See ``ColumnMaker.needs``."""
+        return holds_classes(field) or super().needs(field)
+
+    def values(self, key: str, fields: Iterable[tuple[str, bytes]]) -> dict[str, object]:
+        """See ``ColumnMaker.values``. Raises SampleError if a class number is not in the list."""
+        sample = dict(fields)
+        self._class_map.apply({KEY: key} | sample)
+        return super().values(key, sample.items())
 
 
 def _manifest_folder(shard_urls: Sequence[str], out: str | None) -> str:

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import closing
@@ -41,7 +42,14 @@ from shardkit.packing.lock import exclusive
 from shardkit.packing.plan import ShardPlan, assign_splits, check_splits, plan_shards
 from shardkit.packing.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
 from shardkit.packing.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segments
-from shardkit.packing.target import Request, Target, check_apart, describe_transform, refuse_dataset
+from shardkit.packing.target import (
+    Request,
+    Target,
+    check_apart,
+    describe_transform,
+    refuse_dataset,
+    refuse_other_splits,
+)
 from shardkit.packing.tasks import ShardTask, SpillTask
 from shardkit.packing.workers import Workers
 from shardkit.packing.writer import (
@@ -123,6 +131,8 @@ class _Pack:
     def _run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         if self._request.splits is not None:
             refuse_dataset(self._storage, self._folder)
+            if not overwrite and not any(target.exists for target in self._targets.values()):
+                refuse_other_splits(self._storage, self._folder, self._targets)
         for target in self._targets.values():
             target.claim(resume=resume, overwrite=overwrite)
         listed = isinstance(self._source, ListedSource)
@@ -296,7 +306,11 @@ class _Pack:
                 [done[stem + compression.suffix] for stem in stems],
                 block_samples=sizes[name],
                 classes=getattr(self._source, "classes", ()),
-                packed=packed | {"ignored_files": len(getattr(self._source, "ignored", ()))},
+                packed=packed
+                | {
+                    "ignored_files": len(getattr(self._source, "ignored", ())),
+                    "samples_with": _samples_with(done[stem + compression.suffix] for stem in stems),
+                },
             )
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
@@ -321,6 +335,14 @@ class _Pack:
         count = len(records.hashes)
         some = Permutation(count, key=derive(_CHOICE_DOMAIN)).forward(np.arange(min(count, _CHOICE_SAMPLES)))
         return choose_compression(data for sample in records.take(some) for _, data in sample.members)
+
+
+def _samples_with(shards: Iterable[WrittenShard]) -> dict[str, int]:
+    """Return how many samples of some shards have each field."""
+    counts: Counter[str] = Counter()
+    for written in shards:
+        counts.update(written.fields)
+    return dict(sorted(counts.items()))
 
 
 def _counted(samples: Iterable[T], advance: Callable[[int], None]) -> Iterator[T]:
@@ -394,7 +416,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             not in training. The workers do it. Files are read once more for it.
         resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
             anew.
-        overwrite: Replace another dataset that is in the way.
+        overwrite: Replace another dataset that is in the way. Files that are no dataset's are never deleted.
         progress: Show a bar on standard error, if that is a terminal.
         storage_options: Passed to the destination's storage. A shard for another place waits in ``TMPDIR`` until it is
             whole.
@@ -404,7 +426,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
 
     Raises:
         DatasetExistsError: Another dataset is in the way, or what an unfinished pack with other arguments or another
-            source left. Nothing was changed.
+            source left; or the folder holds files and no dataset. Nothing was changed.
         SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
             shard was written.
         CodecError: A value cannot be encoded. Or ``check`` found fields that cannot be decoded; the message names the

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -14,7 +14,7 @@ from shardkit.format.index import read_named_index
 from shardkit.format.manifest import INDEX_FOLDER, MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.format.shard_writer import WrittenShard, written_shard
 from shardkit.packing.records import SampleFunction, SampleTransform
-from shardkit.packing.writer import check_folder, delete_others, list_indexes, prepare_folder
+from shardkit.packing.writer import check_folder, delete_others, list_indexes, own_names, prepare_folder
 from shardkit.storage.base import Storage, is_remote, join
 from shardkit.storage.local import remove_temporary_files
 
@@ -82,6 +82,8 @@ class Target:
         Raises:
             DatasetExistsError: Something is in the way.
         """
+        if self._earlier is None:
+            refuse_others(self._storage, self.folder, overwrite=overwrite)
         earlier = self._earlier or {}
         same = earlier.get("request") == self._request
         if self._earlier is not None and resume and not overwrite:
@@ -96,6 +98,11 @@ class Target:
             check_folder(self._storage, self.folder)
         self._earlier = None
         self._unfinished = True
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a dataset, or an unfinished one."""
+        return self._earlier is not None
 
     @property
     def is_finished(self) -> bool:
@@ -177,6 +184,53 @@ def refuse_dataset(storage: Storage, folder: str) -> None:
                 "choose another folder, or delete it",
                 url=folder,
             )
+
+
+def refuse_others(storage: Storage, folder: str, *, overwrite: bool) -> None:
+    """Check that a folder that is no dataset is empty, so that nothing is mixed with files of others.
+
+    With ``overwrite``, files of others may stay beside the dataset; but what it would replace must be a dataset, or
+    nobody knows whose shards they are.
+
+    Raises:
+        DatasetExistsError: It is not.
+    """
+    if own := own_names(storage, folder):
+        raise DatasetExistsError(
+            f"{folder}: holds shards that no manifest lists ({own[0]} among {len(own):,} files), and replaces none; "
+            "choose another folder, move them, or make them a dataset with 'shardkit index'",
+            url=folder,
+        )
+    names = [name for name in storage.list(folder) if not name.startswith(".")]
+    if names and not overwrite:
+        more = f" and {len(names) - 1:,} more" if names[1:] else ""
+        raise DatasetExistsError(
+            f"{folder}: holds {names[0]}{more}, and no dataset; choose an empty or a new folder, or pass "
+            "overwrite=True to write shards beside what is there",
+            url=folder,
+        )
+
+
+def refuse_other_splits(storage: Storage, folder: str, splits: Container[str]) -> None:
+    """Check that a folder that gets its first datasets for splits has nothing in it but other datasets.
+
+    Raises:
+        DatasetExistsError: It has.
+    """
+    for name in storage.list(folder):
+        if name not in splits and not name.startswith(".") and not _is_dataset(storage, join(folder, name)):
+            raise DatasetExistsError(
+                f"{folder}: holds {name}, which is no dataset; choose an empty or a new folder for the splits, "
+                "or pass overwrite=True to have them beside what is there",
+                url=folder,
+            )
+
+
+def _is_dataset(storage: Storage, folder: str) -> bool:
+    try:
+        return not {MANIFEST_NAME, UNFINISHED_NAME}.isdisjoint(storage.list(folder))
+    except NotADirectoryError:
+        return False
 
 
 def check_apart(source: object, folders: Iterable[str]) -> None:

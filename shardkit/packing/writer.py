@@ -347,7 +347,7 @@ def check_folder(storage: Storage, folder: str) -> None:
     Raises:
         DatasetExistsError: Shards, indexes or manifests stand there.
     """
-    if names := _own_names(storage, folder):
+    if names := own_names(storage, folder):
         state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
         advice = "go on with it by resume=True, choose" if UNFINISHED_NAME in names else "choose"
         raise DatasetExistsError(
@@ -386,12 +386,12 @@ def refuse_links(folder: str, *names: str) -> None:
 
 def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:
     """Delete what is left of an earlier dataset in a folder that is marked as unfinished."""
-    for name in _own_names(storage, folder):
+    for name in own_names(storage, folder):
         if name != UNFINISHED_NAME and name not in keep:
             storage.delete(join(folder, name))
 
 
-def _own_names(storage: Storage, folder: str) -> list[str]:
+def own_names(storage: Storage, folder: str) -> list[str]:
     """Return the files of a dataset in a folder, those below ``__index__`` too."""
     name = re.escape(dataset_name(folder))
     own = re.compile(rf"{name}-\d{{6,}}\.(?:tar|tar\.zst|tar\.gz|parquet)|{MANIFEST_NAME}|{UNFINISHED_NAME}")

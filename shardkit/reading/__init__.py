@@ -4,6 +4,7 @@ The modules, in the order of a sample's way::
 
     missing             shards and indexes that are not there
     forward             shards -> samples
+    class_lists         the class lists of the datasets that shards are of, joined into one
     block               one block's bytes -> its samples
     index_cache         what the indexes of a dataset's shards say, within bounds
     extents             which bytes of a block are fetched where little of it is wanted

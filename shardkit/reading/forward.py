@@ -52,11 +52,15 @@ class ShardLocation:
         url: The shard.
         shard: Its entry in the manifest; None if it was not found by one.
         folder: The folder of the manifest that lists it; empty if there is none, and so no index that belongs to it.
+        classes: Its dataset's class list; empty if that is not known.
+        fields: Its dataset's fields; None if they are not known.
     """
 
     url: str = dataclasses.field(repr=False)  # it may have a signature
     shard: Shard | None = None
     folder: str = dataclasses.field(default="", repr=False)
+    classes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    fields: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
 
 
 def find_shards(
@@ -165,7 +169,10 @@ def _find_in_folder(storage: Storage, url: str, names: list[str], read: _Manifes
 
 def _from_manifest(storage: Storage, manifest: Manifest) -> list[ShardLocation]:
     check_present(storage, manifest)
-    return [ShardLocation(join(manifest.url, shard.url), shard, manifest.url) for shard in manifest.shards]
+    return [
+        ShardLocation(join(manifest.url, shard.url), shard, manifest.url, manifest.classes, manifest.fields)
+        for shard in manifest.shards
+    ]
 
 
 def _glob(storage: Storage, pattern: str) -> list[str]:

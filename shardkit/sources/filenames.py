@@ -2,16 +2,21 @@
 
 A key is the path below the folder without its extension, ``/`` between folders. What a key cannot hold is
 written as ``%XX``, the hexadecimal bytes of its UTF-8: dots in the last part, ``%`` itself, control characters, and
-leading underscores of parts that readers would skip. So different files have different keys. Where several images
-differ only in their extension, it becomes part of their keys (``a%2Ejpg``, ``a%2Epng``).
+leading underscores of parts that readers would skip. So different stems have different keys, and a key depends on
+nothing but its file's name: it never changes because of other files, and neither does the split that it decides.
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from shardkit.errors import SampleError, SourceError
 from shardkit.sample import check_fields, check_key
+
+IMAGE_FIELDS = {
+    ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
+    ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
+}  # fmt: skip
+"""The fields of images, by their extensions."""
 
 _PLAIN = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")  # most names
 
@@ -50,17 +55,6 @@ def _escape_part(part: str) -> str:
     return prefix + "".join(escaped)
 
 
-def distinct_keys(paths: Sequence[str]) -> list[str]:
-    """Return a key for each path; those that would be equal get the extension into the key."""
-    keys = [escape_key(split_extension(path)[0]) for path in paths]
-    while len(set(keys)) < len(keys):
-        count = Counter(keys)
-        keys = [escape_key(path) if count[key] > 1 else key for key, path in zip(keys, paths, strict=True)]
-    for key, path in zip(keys, paths, strict=True):
-        check_names(key, ["jpg"], path)
-    return keys
-
-
 def check_names(key: str, fields: Sequence[str], path: str) -> None:
     """Check that the key and the fields made of a file's name can be written. Raises SourceError."""
     try:
@@ -70,26 +64,38 @@ def check_names(key: str, fields: Sequence[str], path: str) -> None:
         raise SourceError(f"{path}: cannot be packed under this name ({error})") from error
 
 
+def plain_field(field: str) -> str:
+    """Return a field in lower case, with one name for each kind of image.
+
+    Example:
+        >>> plain_field("JPEG"), plain_field("seg.tiff"), plain_field("txt")
+        ('jpg', 'seg.tif', 'txt')
+    """
+    stem, dot, last = field.lower().rpartition(".")
+    return stem + dot + IMAGE_FIELDS.get(f".{last}", last)
+
+
 def split_file(path: str, endings: Sequence[str] | None) -> tuple[str, str] | None:
     """Return what of a file's path becomes the key and the field; None if it ends in none of ``endings``.
 
     Args:
         path: The path below the folder.
-        endings: The endings that are fields, in lower case, longest first; None for any extension.
+        endings: The endings that are fields, as ``plain_field`` gives them, longest first; None for any extension.
 
     Raises:
         SourceError: There is no extension, or it is not clear where the key ends.
 
     Example:
-        >>> split_file("0001.seg.PNG", ["seg.png", "png"])
-        ('0001', 'seg.png')
+        >>> split_file("0001.seg.PNG", ["seg.png", "png"]), split_file("0001.JPEG", None)
+        (('0001', 'seg.png'), ('0001', 'jpg'))
     """
     parent, _, name = path.rpartition("/")
     prefix = f"{parent}/" if parent else ""
     if endings is not None:
         for ending in endings:
-            if name.lower().endswith("." + ending) and len(name) > len(ending) + 1:
-                return prefix + name[: -len(ending) - 1], ending
+            begin, *end = name.rsplit(".", ending.count(".") + 1)
+            if begin and plain_field(".".join(end)) == ending:
+                return prefix + begin, ending
         return None
     stem, dot, extension = name.partition(".")
     if not dot or not extension:
@@ -102,4 +108,4 @@ def split_file(path: str, endings: Sequence[str] | None) -> tuple[str, str] | No
             f"{path}: has several dots, so it is not clear where its key ends; say which endings are fields, "
             f'for example fields=("{extension.lower()}",) or fields=("{extension.rpartition(".")[2].lower()}",)'
         )
-    return prefix + stem, extension.lower()
+    return prefix + stem, plain_field(extension)

@@ -13,18 +13,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from shardkit.errors import ArgumentError, SourceError, check_path
+from shardkit.errors import ArgumentError, SourceError, check_path, check_texts
 from shardkit.sample import KEY, SOURCE, Sample, stored_field
-from shardkit.sources.filenames import check_names, distinct_keys, escape_key, split_extension, split_file
-from shardkit.sources.labels import find_labels, read_labels
+from shardkit.sources.filenames import (
+    IMAGE_FIELDS,
+    check_names,
+    escape_key,
+    plain_field,
+    split_extension,
+    split_file,
+)
+from shardkit.sources.labels import find_labels, number_labels, read_labels
+from shardkit.sources.layout import check_alike, check_class_folders, check_parallel, check_splits
 from shardkit.storage.base import is_remote
 from shardkit.storage.local import canonical_url
 from shardkit.storage.os_errors import open_file, os_errors, storage_error
-
-IMAGE_FIELDS = {
-    ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
-    ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
-}  # fmt: skip
 
 
 @runtime_checkable
@@ -143,17 +146,22 @@ class ImageFolder(_Files):
     """Images in folders, one folder a class; or images anywhere below a folder, with a table of labels.
 
     Each image becomes a sample with its bytes as they are, under ``jpg`` (also for ``.jpeg`` and ``.JPEG``), ``png``
-    and so on, and its class number under ``cls``. Classes are numbered in the order of their names. Images at the top
-    have no class: they need ``labels``. Links are followed. Hidden files are left out; other files that are not
-    images stand in ``ignored``.
+    and so on, and its class number under ``cls``. Its key is its path without extension, whatever other files there
+    are. Classes are numbered in the order of their names. Images at the top have no class: they need ``labels``. Links
+    are followed. Hidden files are left out; other files that are not images stand in ``ignored``.
 
     Args:
         folder: The folder.
         labels: Labels instead of class folders: a mapping from path or key to class number or name; or a CSV file
-            with a header line and the columns path and label; or a JSON file with an object. Every image needs one.
+            whose header names a column ``path`` or ``key`` and a column ``label``, in any order and beside others; or
+            a JSON file with an object of path or key and label. Every image needs one.
+        classes: The names of the classes, by number, instead of the names that occur, in their order: for a split that
+            lacks some, or for folders that do not look like classes. With labels that are numbers, what these mean.
 
     Raises:
-        SourceError: There is no image, an image has no label, or a name cannot be written.
+        SourceError: There is no image, an image has no label, or one that is no class, two images would have one key,
+            or a name cannot be written. Or the folders at the top are no classes: they are splits, like ``train`` and
+            ``val``, or hold what belongs together, like ``images`` and ``masks``.
 
     Example:
         >>> import tempfile
@@ -172,6 +180,7 @@ class ImageFolder(_Files):
         folder: str | os.PathLike[str],
         *,
         labels: Mapping[str, int | str] | str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         images, ignored = [], []
         for path, status in _walk(folder):
@@ -184,35 +193,36 @@ class ImageFolder(_Files):
             raise SourceError(
                 f"{os.fspath(folder)}: has no images (looked for {', '.join(IMAGE_FIELDS)} in all folders)"
             )
-        keys = distinct_keys([image.path for image in images])
-        named: list[int | str] = (
-            [_class_folder(image.path, folder) for image in images]
-            if labels is None
-            else find_labels([image.path for image in images], keys, read_labels(labels), folder)
+        paths = [image.path for image in images]
+        keys = _image_keys(paths, folder)
+        named: list[int | str]
+        if labels is None:
+            named = [_class_folder(path, folder) for path in paths]
+            if classes is None:
+                check_class_folders(os.fspath(folder), paths)
+        else:
+            named = find_labels(paths, keys, read_labels(labels), folder)
+        names, numbers = number_labels(
+            paths, named, None if classes is None else check_texts("classes", classes), folder
         )
-        classes = tuple(sorted({label for label in named if isinstance(label, str)}))
-        if classes and any(isinstance(label, int) for label in named):
-            raise SourceError(
-                f"{os.fspath(folder)}: labels are partly numbers, partly names; write them all in one way"
-            )
-        numbers = {name: number for number, name in enumerate(classes)}
         super().__init__(
             folder=os.fspath(folder),
-            classes=classes,
+            classes=names,
             ignored=tuple(ignored),
             _keys=keys,
             _files=[(image,) for image in images],
-            _labels=[numbers[label] if isinstance(label, str) else label for label in named],
+            _labels=numbers,
         )
 
 
 class FileFolder(_Files):
     """Files of any kind in a folder, grouped into samples by their names.
 
-    ``a.jpg`` and ``a.txt`` make the sample ``a``. The extension is the field, in lower
-    case. Names with several dots could mean two things, so they need ``fields``: with ``fields=("jpg", "seg.png")``,
-    ``a.seg.png`` is the field ``seg.png`` of ``a``, and ``v1.5.jpg`` is the field ``jpg`` of a sample of its own.
-    Hidden files are left out; with ``fields``, files that end in none of them stand in ``ignored``.
+    ``a.jpg`` and ``a.txt`` make the sample ``a``. The extension is the field, in lower case, and ``jpg`` also for
+    ``.jpeg``, as an ``ImageFolder`` has it. Names with several dots could mean two things, so they need ``fields``:
+    with ``fields=("jpg", "seg.png")``, ``a.seg.png`` is the field ``seg.png`` of ``a``, and ``v1.5.jpg`` is the field
+    ``jpg`` of a sample of its own. Hidden files are left out; with ``fields``, files that end in none of them stand in
+    ``ignored``.
 
     Args:
         folder: The folder.
@@ -220,6 +230,9 @@ class FileFolder(_Files):
 
     Raises:
         SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
+            Folders hold what belongs together, like ``images`` and ``masks``. Or, without ``fields``, what would be
+            packed cannot be meant: splits, like ``train`` and ``val``, as one dataset, or files without an image where
+            most samples have one.
 
     Example:
         >>> import tempfile
@@ -234,7 +247,8 @@ class FileFolder(_Files):
             raise ArgumentError(f'fields must be a sequence, got the text {fields!r}; write ("{fields}",)')
         endings = None
         if fields is not None:
-            endings = sorted((stored_field(field).lower().removeprefix(".") for field in fields), key=len, reverse=True)
+            plain = (plain_field(stored_field(field)).removeprefix(".") for field in fields)
+            endings = sorted(plain, key=len, reverse=True)
         groups: dict[str, list[SourceFile]] = {}
         ignored = []
         for path, status in _walk(folder):
@@ -262,6 +276,11 @@ class FileFolder(_Files):
         )
         for key, grouped in zip(self._keys, self._files, strict=True):
             check_names(key, [file.field for file in grouped], grouped[0].path)
+        paths = [file.path for files in self._files for file in files]
+        check_parallel(self.folder, paths)
+        if fields is None:
+            check_splits(self.folder, paths, classes=False)
+            check_alike(self.folder, ((files[0].path, [file.field for file in files]) for files in self._files))
 
 
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
@@ -322,6 +341,22 @@ def _read_file(folder: str, file: SourceFile) -> bytes:
             "folder rests"
         )
     return data
+
+
+def _image_keys(paths: Sequence[str], folder: str | os.PathLike[str]) -> list[str]:
+    """Return the images' keys. Raises SourceError if two have one."""
+    taken: dict[str, str] = {}
+    for path in paths:
+        key = escape_key(split_extension(path)[0])
+        check_names(key, ["jpg"], path)
+        other = taken.setdefault(key, path)
+        if other is not path:
+            raise SourceError(
+                f"{os.fspath(folder)}: {other} and {path} would both be the sample {key!r}; keys have no extension, so "
+                "that they stay as they are whatever is added. Rename one of them; two fields of one sample are what a "
+                "FileFolder makes of files like a.jpg and a.png"
+            )
+    return list(taken)
 
 
 def _class_folder(path: str, folder: str | os.PathLike[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from shardkit.errors import ArgumentError, SourceError, check_path
 from shardkit.storage.os_errors import check_is_file, os_errors
 
+_TOO_MANY = 10  # images, each with a class of its own: they are captions
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|nan|NaN")
 
@@ -28,7 +29,8 @@ def find_labels(
         folder: The folder, for messages.
 
     Raises:
-        SourceError: A file has no label, two different ones, or one that is neither a whole number nor text.
+        SourceError: A file has no label, two different ones, or one that is neither a whole number nor text. Or each of
+            many files has a name of its own, as captions are.
 
     Example:
         >>> find_labels(["a.jpg", "b.jpg"], ["a", "b"], {"a.jpg": 1, "b": 0}, "photos")
@@ -45,20 +47,64 @@ def find_labels(
             )
         if isinstance(label, bool) or not (isinstance(label, str) or hasattr(label, "__index__")):
             problem = "has no label" if label is None else f"has the label {label!r}, expected a number or a name"
+            if label is None and any(value in (path, key) for value in labels.values() if isinstance(value, str)):
+                problem += ", and is itself a label in the table: its columns are the other way round"
             raise SourceError(f"{os.fspath(folder)}: {path} {problem}; label it by its path or its key {key!r}")
         found.append(label if isinstance(label, str) else operator.index(label))
+    if len(found) >= _TOO_MANY and len({label for label in found if isinstance(label, str)}) == len(found):
+        raise SourceError(
+            f"{os.fspath(folder)}: each of {len(found):,} images has a label of its own ({paths[0]}: {found[0]!r}), so "
+            "these are no classes; captions are fields: FileFolder takes 0001.txt beside 0001.jpg, and pack() the "
+            "samples that a generator makes"
+        )
     return found
+
+
+def number_labels(
+    paths: Sequence[str],
+    labels: Sequence[int | str],
+    classes: tuple[str, ...] | None,
+    folder: str | os.PathLike[str],
+) -> tuple[tuple[str, ...], list[int]]:
+    """Return the names of the classes, and the class number of each file.
+
+    Args:
+        paths: The files, below the folder.
+        labels: Their labels: class numbers, or names.
+        classes: The names of the classes, by number; None for the names that occur, in their order.
+        folder: The folder, for messages.
+
+    Raises:
+        SourceError: Labels are partly numbers and partly names, or one is none of ``classes``.
+
+    Example:
+        >>> number_labels(["a.jpg", "b.jpg"], ["dog", "cat"], None, "photos")
+        (('cat', 'dog'), [1, 0])
+    """
+    found = {label for label in labels if isinstance(label, str)}
+    if found and any(isinstance(label, int) for label in labels):
+        raise SourceError(f"{os.fspath(folder)}: labels are partly numbers, partly names; write them all in one way")
+    names = tuple(sorted(found)) if classes is None else classes
+    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
+    if classes is not None:
+        for path, label in zip(paths, labels, strict=True):
+            if label not in (numbers if found else range(len(classes))):
+                raise SourceError(
+                    f"{os.fspath(folder)}: {path} has the label {label!r}, which is none of the {len(classes):,} "
+                    "classes; add it to them, or correct it"
+                )
+    return names, [numbers[label] if isinstance(label, str) else label for label in labels]
 
 
 def read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Mapping[str, Any]:
     """Return a table of labels, read from a file if it is one's name.
 
-    A CSV file has a header line and the columns path and label; if all labels are whole numbers, they are numbers. A
-    JSON file has an object.
+    A CSV file has a header line that names a column ``path`` or ``key`` and a column ``label``, in any order and beside
+    others; if all labels are whole numbers, they are numbers. A JSON file has an object of path or key and label.
 
     Raises:
         ArgumentError: It is neither a mapping nor the name of a CSV or JSON file.
-        SourceError: The file cannot be read as what its name says, or has a path twice.
+        SourceError: The file cannot be read as what its name says, has other columns, or a path twice.
         StorageError: It cannot be read.
     """
     if isinstance(labels, Mapping):
@@ -79,6 +125,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise SourceError(f"{path}: cannot be read as JSON ({error}); write an object of path and label") from error
     if not isinstance(data, dict):
         raise SourceError(f"{path}: holds a {type(data).__name__}, expected an object of path and label")
+    for name, label in data.items():
+        if isinstance(label, bool) or not isinstance(label, int | str):
+            raise SourceError(
+                f"{path}: {name!r} is {json.dumps(label)[:50]}, expected a whole number or a name; write an object of "
+                "path and label"
+            )
     return data
 
 
@@ -95,17 +147,38 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_csv(path: Path) -> Mapping[str, int | str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
+            reader = csv.reader(file, strict=True)
+            rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"{path}: is no CSV in UTF-8 ({error}); save it as that") from error
+    header = [name.strip().lower() for name in rows[0][1]] if rows else []
+    names = [number for number, name in enumerate(header) if name in ("path", "key")]
+    if len(names) != 1 or header.count("label") != 1:
+        first = ",".join(rows[0][1]) if rows else ""
+        raise SourceError(
+            f"{path}: its first line is {first[:80]!r}, expected a header that names one column path (or key) and one "
+            "label, as path,label; rename the columns that are meant so, or add the line"
+        )
     table: dict[str, str] = {}
-    for number, row in enumerate(rows[1:], start=2):
-        label = row[1].strip() if len(row) > 1 else ""
-        if not label or row[0] in table:
-            raise SourceError(f"{path}: line {number}: expected a path not named before and its label, got {row!r}")
-        table[row[0]] = label
-    numbers = {name: int(label) for name, label in table.items() if _WHOLE.fullmatch(label)}
+    for line, row in rows[1:]:
+        label = row[header.index("label")].strip() if len(row) == len(header) else ""
+        if not label or row[names[0]] in table:
+            raise SourceError(
+                f"{path}: line {line}: expected a path not named before and its label, in the {len(header)} columns "
+                f"{','.join(header)}, got {row!r}; put quotes around what has a comma"
+            )
+        table[row[names[0]]] = label
+    return _whole_numbers(path, table) or table
+
+
+def _whole_numbers(path: Path, table: Mapping[str, str]) -> dict[str, int | str] | None:
+    """Return labels as numbers, if all of them are whole numbers; None if none is."""
+    numbers: dict[str, int | str] = {name: int(label) for name, label in table.items() if _WHOLE.fullmatch(label)}
     if len(numbers) == len(table):
+        if len(set(numbers.values())) < len(set(table.values())):
+            raise SourceError(
+                f"{path}: some labels are the same number, written in two ways, as 7 and 07; write each in one way"
+            )
         return numbers
     for name, label in table.items():  # as names they would be numbered anew, in another order
         if _NUMBER.fullmatch(label):
@@ -113,4 +186,4 @@ def _read_csv(path: Path) -> Mapping[str, int | str]:
                 f"{path}: the label of {name} is {label!r}, and not all labels are whole numbers; write them "
                 "all as whole numbers, or all as names"
             )
-    return table
+    return None

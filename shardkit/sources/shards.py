@@ -1,7 +1,7 @@
 """Existing shards -> samples, to be packed again: in other sizes or orders, compressed anew, filtered, merged."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from os import PathLike
@@ -13,9 +13,10 @@ from isal.isal_zlib import crc32
 
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ShardError
+from shardkit.format.classes import holds_classes
 from shardkit.format.columns import DecodedView
 from shardkit.format.index import OFFSET, PARTS, SIZE, open_index
-from shardkit.format.manifest import read_manifest
+from shardkit.reading.class_lists import join_class_lists, with_class_lists
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample, stored_field
 from shardkit.storage.base import STDIN, is_remote, split_url
@@ -32,8 +33,11 @@ class ShardSource:
     """The samples of existing shards, of one dataset or of several, as they are, with the files they were made of.
 
     Shards of datasets are compared with their indexes while they are read; bare tars are held to what a tar can show.
-    Where all shards are uncompressed and have an index, and nothing is filtered, samples are read by position; else
-    the shards are gone through once, in order.
+    Where all shards are uncompressed and have an index, nothing is filtered and no class gets another number, samples
+    are read by position; else the shards are gone through once, in order.
+
+    Datasets with different class lists get one that has all of their names, and in fields whose name ends in ``cls``
+    each class's number in it: what was a cat is a cat. What a filter sees are these numbers.
 
     Args:
         urls: A dataset's folder, a tar, a pattern, or a list of them.
@@ -44,8 +48,13 @@ class ShardSource:
         allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
         storage_options: Passed to the storage.
 
+    Attributes:
+        classes: The names of the classes, by number; empty if they are not known.
+
     Raises:
-        DatasetError: Nothing is found, or a manifest is not usable.
+        DatasetError: Nothing is found, or a manifest is not usable. Or some datasets name their classes, and one that
+            does not has class numbers, of which nobody knows what they mean.
+        SampleError: While iterating, a class number that is to be another one has no name.
 
     Example:
         >>> import tempfile
@@ -66,20 +75,25 @@ class ShardSource:
         allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
-        self._locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
-        self.classes = _common_classes(self._locations, storage_options)
+        locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
+        self._locations = with_class_lists(locations, storage_options)
         self._filter = filter
         self._selection = FieldSelection.parse(fields)
         for name, field in self._selection.decodings:
             stored_field(self._selection.with_decoding(name, field))
+        self._read = self._selection if filter is None else EVERY_FIELD
+        renamed = {field for name, taken in self._selection.wanted.items() if holds_classes(name) for field in taken}
+        self.classes, self._class_maps = join_class_lists(self._locations, self._read, renamed)
         self._storage_options = storage_options
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples, shard by shard; the fields are bytes."""
         decoder = Decoder()
-        read = self._selection if self._filter is None else EVERY_FIELD
         for location in self._locations:
-            samples = read_shard(location, selection=read, storage_options=self._storage_options)
+            samples: Iterable[Sample]
+            samples = read_shard(location, selection=self._read, storage_options=self._storage_options)
+            if location.classes in self._class_maps:
+                samples = map(self._class_maps[location.classes].apply, samples)
             for sample, made_of in zip(samples, self._sources(location), strict=False):
                 if self._filter is not None:
                     fields = {name: data for name, data in sample.items() if name not in RESERVED}
@@ -107,7 +121,7 @@ class ShardSource:
             location.shard and location.shard.compression == "none" and not is_remote(location.url)
             for location in self._locations
         )  # what is far away is better read forward, once, than by a request for each sample
-        if self._filter is not None or not random_access or not self._locations:
+        if self._filter is not None or self._class_maps or not random_access or not self._locations:
             return None
         return ListedShards(self._locations, self._rows(), self._selection, self.classes)
 
@@ -210,20 +224,12 @@ class ListedShards:
         return _lie_in(self._locations, folder)
 
     def fingerprint(self) -> str:
-        """Return a hash of the shards' names and checksums, and of the fields taken."""
+        """Return a hash of the shards' names and checksums, of the fields taken, and of the classes."""
         shards = [(split_url(at.url)[1], at.shard.sha256 if at.shard else "") for at in self._locations]
-        return hashlib.sha256(repr((shards, self._selection)).encode("utf-8", "surrogateescape")).hexdigest()
+        described = repr((shards, self._selection, *self.classes))
+        return hashlib.sha256(described.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _lie_in(locations: Sequence[ShardLocation], folder: str) -> bool:
     written = canonical_url(folder)
     return any(canonical_url(split_url(at.url)[0]) == written for at in locations if at.url != STDIN)
-
-
-def _common_classes(
-    locations: Sequence[ShardLocation], storage_options: Mapping[str, object] | None
-) -> tuple[str, ...]:
-    """Return the classes of the datasets, if they all have the same."""
-    folders = {location.folder for location in locations if location.shard}
-    classes = {read_manifest(folder, storage_options=storage_options, allow_any_url=True).classes for folder in folders}
-    return classes.pop() if len(classes) == 1 and all(location.shard for location in locations) else ()

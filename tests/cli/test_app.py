@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import shardkit
 from shardkit.cli.app import app
 from shardkit.format.manifest import read_manifest
+from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.inspection.contents import Footprint, Sizes, compute_statistics, recognise_source
 from shardkit.packing.writer import ShardWriter
 from shardkit.storage.local import LocalStorage
@@ -229,6 +230,46 @@ def test_stats_print_tables(originals, bare):
     assert invoke("stats", bare).exit_code == 0
 
 
+def stats(folder):
+    return json.loads(invoke("stats", folder, "--json").stdout)
+
+
+@pytest.mark.parametrize("kind", ["images", "files"])
+def test_stats_count_files_and_folders_as_they_were(kind, tmp_path):
+    """300 pictures in 6 folders are 300 files, and not 600 with their labels."""
+    for i in range(300):
+        file = tmp_path / f"photos/deep/{i % 5}/{i}.jpg" if kind == "files" else tmp_path / f"photos/{i % 6}/{i}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(i))
+        if kind == "files":
+            file.with_suffix(".cls").write_text("1")
+    invoke("pack", tmp_path / "photos", tmp_path / "out", "--kind", kind)
+    invoke("pack", tmp_path / "out", tmp_path / "again", "--compression", "zst")
+
+    files, more = (600, 300) if kind == "files" else (300, 0)
+    sizes = sum(range(300)) + more
+    lost = sum(-size % 4096 for size in range(300)) + 4095 * more
+    for folder in ("out", "again"):
+        figures = stats(tmp_path / folder)
+        assert figures["before"] == Footprint(files, sizes, lost)._asdict()
+        assert (figures["folders"], figures["originals"]) == (6, 300)
+    assert stats(tmp_path / "photos") == {"before": Footprint(files, sizes, lost)._asdict(), "folders": 6}
+    lines = [re.split(" {2,}", line)[:3] for line in invoke("stats", tmp_path / "out").stdout.splitlines()[-3:]]
+    assert lines[0][:2] == ["unpacked: the files that it was packed of", f"{files}"]
+    assert lines[1] == ["", "and their folders", "6"]
+    (tmp_path / "nothing").mkdir()
+    assert_is_one_line_of_error(invoke("stats", tmp_path / "nothing"), "has neither manifest.json nor shards")
+
+
+def test_stats_of_several_datasets_count_classes_by_name(tmp_path):
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["bird", "cat"])):
+        with ShardWriter(str(tmp_path / name), classes=classes) as writer:
+            for i, label in enumerate((0, 1, 1, 7)):
+                writer.write({"__key__": f"{name}{i}", "cls": label})
+
+    assert stats(tmp_path / "{a,b}")["classes"] == {"cat": 3, "dog": 2, "bird": 1, "7": 2}
+
+
 def test_a_dataset_whose_name_is_like_a_pattern_is_that_dataset(tmp_path, originals):
     folder = shutil.copytree(originals["none"], tmp_path / "train{1..2}[x]")
 
@@ -315,9 +356,73 @@ def test_pack_packs_shards_again_and_prints_json(originals, tmp_path):
     assert invoke("cat", tmp_path / "again", "0003", "txt").stdout_bytes == text_of(3).encode()
 
 
+def test_pack_says_which_classes_there_are_and_which_fields_samples_have(photos, tmp_path):
+    classes = [f"class{i:02d}" for i in range(12)]
+    for i, name in enumerate(classes):
+        (tmp_path / "many" / name).mkdir(parents=True)
+        (tmp_path / "many" / name / "a.jpg").write_bytes(b"%d" % i)
+        (tmp_path / "mixed").mkdir(exist_ok=True)
+        (tmp_path / f"mixed/{i}.jpg").write_bytes(b"%d" % i)
+    (tmp_path / "mixed/3.txt").write_text("three")
+
+    for source, said in (
+        (photos, "  2 classes: cat, dog\n  fields: cls, jpg in every sample\n"),
+        (tmp_path / "many", f"  12 classes: {', '.join(classes[:10])}, ...\n  fields: cls, jpg in every sample\n"),
+        (tmp_path / "mixed", "KB\n  fields: jpg in 12, txt in 1 of 12 samples\n"),
+    ):
+        assert said in invoke("pack", source, tmp_path / "out" / source.name).stdout
+        assert said in invoke("pack", source, tmp_path / "out" / source.name).stdout  # finished, and said again
+    transformed = pack_again(tmp_path / "out/mixed", tmp_path / "out/again")
+    assert transformed.packed["samples_with"] == {"jpg": 12, "txt": 1}
+
+
+def pack_again(source, destination):
+    return shardkit.pack(shardkit.ShardSource(source, filter=lambda _: True), destination, progress=False)["again"]
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (["cat/1.jpg", "dog/1.JPG", ".git/config", "cat/.hidden.txt"], "images"),
+        (["cat/1.jpg", "dog/1.jpe", ".DS_Store"], "images"),
+        (["cat/1.jpg", "README.md"], "files"),
+        (["1.jpg", "2.jpg", ".git/x"], "files"),
+    ],
+)
+def test_what_is_hidden_does_not_decide_what_a_folder_is(tmp_path, files, kind):
+    for name in files:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(b"")
+
+    assert recognise_source(str(tmp_path / "in")) == kind
+    (tmp_path / "linked").mkdir()
+    for path in (tmp_path / "in").iterdir():
+        (tmp_path / "linked" / path.name).symlink_to(path)
+    (tmp_path / "linked/itself").symlink_to(tmp_path / "linked")
+    assert recognise_source(str(tmp_path / "linked")) == kind
+
+
+def test_an_image_beside_class_folders_is_refused(photos, tmp_path):
+    (photos / "stray.jpg").write_bytes(b"")
+
+    result = invoke("pack", photos, tmp_path / "out")
+    assert_is_one_line_of_error(result, "the image stray.jpg lies beside folders of images")
+    assert "classes:" not in invoke("pack", photos, tmp_path / "out", "--kind", "files").stdout
+
+
+@pytest.mark.parametrize("name", ["backup.tar", "manifest.json"])
+def test_shards_among_images_are_not_taken_for_all_that_there_is(name, photos, tmp_path):
+    (photos / name).write_bytes(END_OF_ARCHIVE)
+
+    result = invoke("pack", photos, tmp_path / "out")
+    assert_is_one_line_of_error(result, f"holds shards or a manifest, and images ({photos}/cat/0000.jpg)")
+    assert "20 samples" in invoke("pack", photos, tmp_path / "out", "--kind", "images").stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--kind", "files", "--class", "cat"], "--class is for images, not for files"),
         (["--split", "train"], "--split 'train': write name=value"),
         (["--split", "train=half"], "'half' is no share"),
         (["--shard-bytes", "many"], "'many' is not a size"),

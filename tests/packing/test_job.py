@@ -155,12 +155,12 @@ def test_a_folder_of_images_is_packed_with_its_classes_and_paths(tmp_path, image
 
 def test_names_of_all_kinds_are_packed_under_their_escaped_keys(tmp_path):
     (tmp_path / "in/ä 貓").mkdir(parents=True)
-    for name in ["1.5.jpg", "x.jpg", "x.png", "%.gif", "é.JPEG"]:
+    for name in ["1.5.jpg", "x.jpg", "%.gif", "é.JPEG"]:
         (tmp_path / "in/ä 貓" / name).write_bytes(name.encode())
     (tmp_path / "in/ä 貓" / os.fsdecode(b"\xff.jpg")).write_bytes(b"not UTF-8")
     quiet(ImageFolder(tmp_path / "in"), tmp_path / "ds", shuffle=False)
 
-    assert set(keys(tmp_path / "ds")) == {f"ä 貓/{name}" for name in ["%25", "%FF", "1%2E5", "x%2Ejpg", "x%2Epng", "é"]}
+    assert set(keys(tmp_path / "ds")) == {f"ä 貓/{name}" for name in ["%25", "%FF", "1%2E5", "x", "é"]}
 
 
 def test_seeds_give_different_orders_and_the_same_seed_the_same(tmp_path):
@@ -917,10 +917,9 @@ def test_what_is_to_be_replaced_stays_until_its_successor_is_planned(tmp_path, i
 
 
 def test_files_of_others_are_left_alone_and_unknown_shards_are_refused(tmp_path):
-    (tmp_path / "ds").mkdir()
+    quiet(samples(3), tmp_path / "ds")
     (tmp_path / "ds/notes.txt").write_text("mine")
     (tmp_path / "ds/other-000000.tar").write_bytes(END_OF_ARCHIVE)
-    quiet(samples(3), tmp_path / "ds")
     quiet(samples(4), tmp_path / "ds", overwrite=True)
 
     assert (tmp_path / "ds/notes.txt").read_text() == "mine"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardkit.errors import ArgumentError, SourceError
 from shardkit.sample import check_key, split_name
-from shardkit.sources.filenames import distinct_keys, escape_key
+from shardkit.sources.filenames import escape_key
 from shardkit.sources.folders import FileFolder, ImageFolder, ListedSource
 
 
@@ -84,17 +84,20 @@ def test_different_names_have_different_keys_that_can_all_be_written(stems):
     assert len({check_key(escape_key(stem)) for stem in stems}) == len(stems)
 
 
-@given(st.sets(st.builds("{}{}".format, names, st.sampled_from([".jpg", ".JPG", ".png", ".jpeg"])), max_size=10))
-def test_different_files_have_different_keys_whatever_their_extensions(paths):
-    keys = distinct_keys(sorted(paths))
+@pytest.mark.parametrize("files", [["c/a.jpg", "c/a.png"], ["c/d.JPG", "c/d.jpg"], ["c/d.jpeg", "c/d.jpg"]])
+def test_images_that_differ_in_their_extension_alone_are_refused(tmp_path, files):
+    with pytest.raises(SourceError, match=rf"{files[0]} and {files[1]} would both be the sample 'c/.'.* Rename one"):
+        ImageFolder(make(tmp_path, files))
 
-    assert len(set(keys)) == len(paths)
 
+@pytest.mark.parametrize("fields", [None, ("jpg", "tif"), ("jpeg", "Tiff")])
+def test_a_folder_of_files_names_kinds_of_images_as_a_folder_of_images_does(tmp_path, fields):
+    make(tmp_path, ["a.jpeg", "b.JPG", "c.jpe", "d.TIFF"])
 
-def test_images_that_differ_in_their_extension_alone_keep_it_in_their_keys(tmp_path):
-    source = ImageFolder(make(tmp_path, ["c/a.jpg", "c/a.png", "c/b.jpg", "c/d.jpg", "c/d.JPG"]))
-
-    assert [source.key(i) for i in range(5)] == ["c/a%2Ejpg", "c/a%2Epng", "c/b", "c/d%2EJPG", "c/d%2Ejpg"]
+    found = {s["__key__"]: [f for f in s if f[0] != "_"] for s in samples_of(FileFolder(tmp_path, fields=fields))}
+    assert found == {"a": ["jpg"], "b": ["jpg"], "c": ["jpg"], "d": ["tif"]}
+    with pytest.raises(SourceError, match=r"a\.jpeg and a\.jpg would both be the field 'jpg'"):
+        FileFolder(make(tmp_path, ["a.jpg"]), fields=fields)
 
 
 def test_what_is_no_image_is_ignored_by_name_and_what_is_hidden_is_not_seen(tmp_path):
@@ -162,7 +165,15 @@ def test_wrong_labels_are_errors(tmp_path, labels, message):
         ("x.json", '{"a": 1, "b": 2, "a": 3}', "'a' is in it twice"),
         ("x.csv", "path,label\na.jpg\n", "line 2: expected a path not named before and its label"),
         ("x.csv", "path,label\na.jpg,1\na.jpg,2\n", "line 3: expected a path not named before and its label"),
-        ("x.csv", "a.jpg,1\n", "a.jpg has no label"),
+        ("x.csv", "path,label\na.jpg,a cat, asleep\n", "line 2: .* put quotes around what has a comma"),
+        ("x.csv", "path,label\na.jpg,1\nb.jpg,01\n", "the same number, written in two ways"),
+        ("x.csv", 'path,label\n"a.jpg"x,1\n', "is no CSV"),
+        ("x.csv", "a.jpg,1\n", "its first line is 'a.jpg,1', expected a header"),
+        ("x.csv", "", "its first line is '', expected a header"),
+        ("x.csv", "path,label\n1,a.jpg\n", "a.jpg has no label, and is itself a label in the table"),
+        ("x.json", '{"images": [], "annotations": []}', r"'images' is \[\], expected a whole number or a name"),
+        ("x.json", '{"a.jpg": ["a cat", "a pet"]}', "expected a whole number or a name"),
+        ("x.json", '{"a.jpg": true}', "'a.jpg' is true, expected a whole number or a name"),
         ("x.txt", "", r"expected a mapping, a .csv or a .json file"),
     ],
 )

@@ -1,0 +1,78 @@
+"""The class lists of the datasets that shards are of, joined into one."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import unquote
+
+from shardkit.errors import DatasetError, hide_secrets
+from shardkit.format.classes import ClassMap, LabelledPart, holds_classes, join_classes
+from shardkit.format.manifest import MANIFEST_NAME, Manifest, load_manifest
+from shardkit.reading.forward import ShardLocation
+from shardkit.sample import FieldSelection
+from shardkit.storage.base import STDIN, is_web, split_url
+from shardkit.storage.registry import storage_for
+
+
+def with_class_lists(
+    locations: Sequence[ShardLocation], storage_options: Mapping[str, object] | None
+) -> list[ShardLocation]:
+    """Return shards with the class lists of their datasets, also those that were named one by one.
+
+    A shard's dataset is that of a manifest beside it that lists it.
+    """
+    folders = dict.fromkeys(split_url(at.url)[0] for at in locations if at.shard is None and at.url != STDIN)
+    manifests = {folder: _manifest_in(folder, storage_options) for folder in folders}
+    listed = {folder: {shard.url for shard in manifest.shards} for folder, manifest in manifests.items() if manifest}
+    found = []
+    for at in locations:
+        folder, name = split_url(at.url)
+        manifest = manifests.get(folder) if at.shard is None else None
+        if manifest and (unquote(name) if is_web(at.url) else name) in listed[folder]:
+            found.append(replace(at, classes=manifest.classes, fields=manifest.fields))
+        else:
+            found.append(at)
+    return found
+
+
+def _manifest_in(folder: str, storage_options: Mapping[str, object] | None) -> Manifest | None:
+    try:
+        return load_manifest(storage_for(folder, storage_options), folder, MANIFEST_NAME, allow_any_url=True)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # another program's, or none
+        return None
+
+
+def labelled_part(location: ShardLocation, selection: FieldSelection, others: Collection[str] = ()) -> LabelledPart:
+    """Return what a shard's dataset says of its classes.
+
+    Args:
+        location: The shard.
+        selection: The fields that are read.
+        others: Fields that hold classes too, whatever their names say.
+    """
+    fields = location.fields
+    if fields is None:  # as long as it was not read, it may have any
+        fields = tuple(field for wanted in selection.wanted.values() for field in wanted) or ("cls",)
+    labelled = any((holds_classes(field) or field in others) and selection.wants(field) for field in fields)
+    where = location.url if location.fields is None else split_url(location.url)[0]
+    return LabelledPart(hide_secrets(where), location.classes, labelled)
+
+
+def join_class_lists(
+    locations: Sequence[ShardLocation], selection: FieldSelection, others: Collection[str] = ()
+) -> tuple[tuple[str, ...], dict[tuple[str, ...], ClassMap]]:
+    """Return one class list for shards of several datasets; and by dataset's list what maps its numbers.
+
+    Datasets whose numbers stay as they are have no map.
+
+    Args:
+        locations: The shards.
+        selection: The fields that are read.
+        others: Fields that hold classes too, whatever their names say.
+
+    Raises:
+        DatasetError: Some datasets name their classes, and one that does not has class fields.
+    """
+    parts = [labelled_part(location, selection, others) for location in locations]
+    joined = join_classes(parts)
+    lists = {part.classes for part in parts} - {(), joined}
+    return joined, {classes: ClassMap(classes, joined, others=others) for classes in lists}

@@ -1,0 +1,221 @@
+"""What the layout of a folder says before anything of it is packed.
+
+Keys, fields and classes are made of names. A layout that means something else than its names would say is refused, with
+two of its files and with what to do: folders of splits, folders whose files belong together, files that are no samples.
+"""
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
+from shardkit.errors import SourceError
+from shardkit.sources.filenames import plain_field
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_SPLITS = {
+    "train": {"train", "training", "trainset"},
+    "val": {"val", "valid", "validation", "valset"},
+    "test": {"test", "testing", "testset"},
+    "dev": {"dev", "devset"},
+    "eval": {"eval", "evaluation"},
+}
+_SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
+_FILLERS = {"images", "image", "imgs", "img", "data", "set", "split"}  # as in train_images
+
+# Folders of images, and folders of what belongs to images, by a word of their names.
+_IMAGES = {"images", "imgs", "img", "rgb"}
+_PERHAPS_IMAGES = {"image", "photos", "pictures", "frames", "inputs", "input", "color", "colour"}
+_TARGETS = {
+    *["masks", "mask", "labels", "label", "annotations", "annotation", "annots", "anns", "ann", "gt", "groundtruth"],
+    *["truth", "segmentations", "segmentation", "segs", "seg", "targets", "target", "depths", "depth", "disparity"],
+    *["normals", "bboxes", "bbox", "boxes", "captions", "caption", "texts", "xmls", "xml", "json", "trimaps", "mattes"],
+    *["instances", "semantic", "panoptic", "flow", "keypoints"],
+}
+_ALIKE = 3  # stems that two folders have in common before it is no chance
+
+_MEDIA = {
+    **dict.fromkeys(("jpg", "png", "webp", "gif", "bmp", "tif", "ppm", "pgm", "pbm"), "image"),
+    **dict.fromkeys(("wav", "flac", "mp3", "ogg", "opus", "m4a"), "recording"),
+    **dict.fromkeys(("mp4", "mkv", "webm", "avi", "mov"), "film"),
+}
+
+
+def split_of(name: str) -> str | None:
+    """Return which split a folder is by its name, None if it is none.
+
+    Example:
+        >>> [split_of(name) for name in ("train", "Validation", "test_images", "val2017", "trainA", "trains", "cat")]
+        ['train', 'val', 'test', 'val', 'train', None, None]
+    """
+    words = [word for word in _words(name) if word not in _FILLERS]
+    first, rest = words[:1], words[1:]
+    numbered = not rest or (len(rest) == 1 and (rest[0].isdigit() or len(rest[0]) == 1))
+    return _SPLIT_OF.get(first[0]) if first and numbered else None
+
+
+def check_class_folders(folder: str, paths: Sequence[str]) -> None:
+    """Check that the folders at the top are classes.
+
+    Args:
+        folder: The folder, for messages.
+        paths: The images below it.
+
+    Raises:
+        SourceError: They are splits, or hold what belongs together.
+    """
+    siblings = _siblings(paths)
+    check_parallel(folder, paths)
+    check_splits(folder, paths, classes=True)
+    for name, example in siblings[""].items():
+        if "".join(_words(name)) in ("images", "imgs", "img", "jpegimages"):
+            raise SourceError(
+                f"{folder}: {name} is a name for a folder of images and not for a class ({example}); pack "
+                f"{_quoted(folder, name)} itself, or name the classes: classes= (--class)"
+            )
+
+
+def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
+    """Check that no folders below are splits, like ``train`` and ``val``, which are datasets of their own.
+
+    Args:
+        folder: The folder, for messages.
+        paths: The files below it.
+        classes: Whether the folders at the top would be classes. Then one split is one too many, unless there are
+            classes beside it that have nothing in common with it: a train is a vehicle, too.
+
+    Raises:
+        SourceError: Some are.
+    """
+    siblings = _siblings(paths)
+    for parent, names in siblings.items():
+        splits = [name for name in names if split_of(name)]
+        if not splits:
+            continue
+        several = len({split_of(name) for name in splits}) > 1
+        inner = {name: set(siblings.get(f"{parent}{name}/", ())) for name in names}
+        shared = any(
+            inner[name] & ((inner.keys() | inner[other]) - {name})
+            for name in splits
+            for other in names
+            if other != name
+        )
+        if several or (classes and not parent and (len(splits) == len(names) or shared)):
+            found, examples = ", ".join(parent + name for name in splits), ", ".join(names[name] for name in splits)
+            commands = (f"'shardkit pack {_quoted(folder, parent + name)} SHARDS/{name}'" for name in splits)
+            otherwise = "name the classes: classes= (--class)" if classes else "say which endings are fields="
+            raise SourceError(
+                f"{folder}: {found} {'are splits' if splits[1:] else 'is a split'} by name ({examples}); pack each as "
+                f"a dataset of its own: {' and '.join(commands)}{_classes_differ(splits, inner)}. If that is not what "
+                f"they are, {otherwise}"
+            )
+
+
+def _classes_differ(splits: Sequence[str], inner: Mapping[str, set[str]]) -> str:
+    """Return what to do where a split lacks classes, so that its numbers would be others."""
+    everything = set().union(*(inner[name] for name in splits))
+    for name in splits:
+        if inner[name] and everything - inner[name]:
+            lacking = ", ".join(sorted(everything - inner[name])[:3])
+            return f"; {name} has no {lacking}, so give each the same --class options (classes=)"
+    return ""
+
+
+def check_parallel(folder: str, paths: Iterable[str]) -> None:
+    """Check that no folders lie side by side whose files belong together, like ``images`` and ``masks``.
+
+    They are known by their names; or by their contents, if one has images and the other has something else under the
+    same names.
+
+    Raises:
+        SourceError: Some do.
+    """
+    stems, media = _contents(paths)
+    for parent, names in _siblings(paths).items():
+        words = {name: set(_words(name)) for name in names}
+        targets = [name for name in names if words[name] & _TARGETS]
+        images = [name for name in names if name not in targets and words[name] & (_IMAGES | _PERHAPS_IMAGES)]
+        for one in images:
+            for other in targets:
+                alike = stems[f"{parent}{one}/"] & stems[f"{parent}{other}/"]
+                if alike or words[one] & _IMAGES or len(names) == 2:
+                    raise _parallel_found(folder, names[one], names[other])
+        for medium in dict.fromkeys(_MEDIA.values()):
+            having = [name for name in names if medium in media[f"{parent}{name}/"]]
+            lacking = [name for name in names if medium not in media[f"{parent}{name}/"]]
+            for one, other in product(having, lacking):
+                few, many = sorted((stems[f"{parent}{one}/"], stems[f"{parent}{other}/"]), key=len)
+                if len(few) >= _ALIKE and few <= many:
+                    raise _parallel_found(folder, names[one], names[other])
+
+
+def _parallel_found(folder: str, one: str, other: str) -> SourceError:
+    return SourceError(
+        f"{folder}: {one} and {other} lie in folders side by side whose files belong together, and would be samples "
+        "apart; pack one of the folders alone, or put the files of a sample into one folder, as 0001.jpg and "
+        '0001.mask.png, for FileFolder(folder, fields=("jpg", "mask.png")), or give pack() samples of a generator'
+    )
+
+
+def check_alike(folder: str, samples: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Check that no file would be a sample of its own among samples that it has nothing in common with.
+
+    Where most samples have an image, one without an image is a table of labels or captions, or a file that lost its
+    image; likewise with sound and film.
+
+    Args:
+        folder: The folder, for messages.
+        samples: For each sample one of its files, and its fields.
+
+    Raises:
+        SourceError: One is.
+    """
+    having: dict[str, list[str]] = {medium: [] for medium in dict.fromkeys(_MEDIA.values())}
+    lacking: dict[str, list[str]] = {medium: [] for medium in having}
+    for path, fields in samples:
+        found = {_MEDIA.get(field.rpartition(".")[2]) for field in fields}
+        for medium in having:
+            (having if medium in found else lacking)[medium].append(path)
+    for medium, others in lacking.items():
+        if 0 < len(others) < len(having[medium]):
+            raise SourceError(
+                f"{folder}: {others[0]} would be a sample without {medium}, and {len(having[medium]):,} of "
+                f"{len(having[medium]) + len(others):,} samples have one ({having[medium][0]}); move it elsewhere, or "
+                'say which endings are fields: fields=("jpg", "txt") takes all files that end so, and leaves out others'
+            )
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a folder's name, in lower case."""
+    return [word.lower() for word in _WORD.findall(name)]
+
+
+def _siblings(paths: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return for each folder, with a slash behind, the folders in it, each with a file below it."""
+    examples: dict[str, str] = {}
+    for path in paths:
+        examples.setdefault(path[: path.rfind("/") + 1], path)
+    siblings: dict[str, dict[str, str]] = {"": {}}
+    for below, example in examples.items():
+        parent = ""
+        for name in below.split("/")[:-1]:
+            siblings.setdefault(parent, {}).setdefault(name, example)
+            parent += f"{name}/"
+    return siblings
+
+
+def _contents(paths: Iterable[str]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Return for each folder, with a slash behind, the stems of the files in it, and what they are for people."""
+    stems: dict[str, set[str]] = defaultdict(set)
+    media: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        parent, slash, name = path.rpartition("/")
+        stem, _, extension = name.partition(".")
+        stems[parent + slash].add(stem)
+        media[parent + slash].add(_MEDIA.get(plain_field(extension).rpartition(".")[2], "other"))
+    return stems, media
+
+
+def _quoted(folder: str, name: str) -> str:
+    return shlex.quote(f"{folder.rstrip('/')}/{name}")
