@@ -193,7 +193,7 @@ class FieldSelection:
         optional = set()
         for name, spec in items:
             alternatives = tuple(a.strip().lower() for a in spec.removesuffix("?").split(";"))
-            if not all(alternatives) or name in RESERVED or name in wanted:
+            if not all(alternatives) or not RESERVED.isdisjoint((name, *alternatives)) or name in wanted:
                 raise ArgumentError(f"fields: {name!r} from {spec!r} is empty, reserved or named twice")
             wanted[name] = alternatives
             if spec.endswith("?"):
