@@ -81,7 +81,7 @@ def test_only_who_waits_gets_more_threads_and_never_more_than_the_most(folder):
         with fetcher._lock:
             fetcher._waits = waits
             fetcher.hurry()
-            counts.append(fetcher._threads.count)
+            counts.append(fetcher.threads.count)
 
     assert counts == [2, 2, 4, 4, 8, 8, 16, 32, 32]
     assert len(list(batches)) == 50
