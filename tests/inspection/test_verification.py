@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
@@ -23,7 +23,7 @@ from shardkit.packing.indexing import index_shards
 from shardkit.packing.writer import ShardWriter
 from shardkit.reading.forward import find_shards, read_shard
 from shardkit.storage.local import LocalStorage
-from tests.support.shared import COMPRESSIONS, every_compression, tar_of
+from tests.support.shared import COMPRESSIONS, every_compression, examples, tar_of
 
 STORAGE = LocalStorage()
 NUM_SAMPLES = 14
@@ -92,7 +92,7 @@ def test_a_whole_dataset_has_no_problems(compression, originals):
     assert verify(f"{originals[compression]}/manifest.json").ok
 
 
-@settings(max_examples=150)
+@examples(3)
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is_read(data, compression, originals):
     """What may go unnoticed: the order of JSON's blanks, gzip's time, Parquet's own notes; readers get the same."""
@@ -112,7 +112,7 @@ def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is
         shutil.rmtree(folder)
 
 
-@settings(max_examples=60)
+@examples(1.2)
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_file_that_is_cut_is_reported(data, compression, originals):
     original = originals[compression]

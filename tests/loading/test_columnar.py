@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
@@ -14,7 +14,7 @@ from shardkit.loading.columnar import Arena, ColumnReader, Values, parse_digits,
 from shardkit.reading.block import Block
 from shardkit.reading.memory import Buffers
 from shardkit.sample import FieldSelection
-from tests.support.shared import assert_same_batch, tar_of
+from tests.support.shared import assert_same_batch, examples, tar_of
 
 EVERYTHING = FieldSelection.parse(None)
 SMALL = {"shard_bytes": 400_000, "block_bytes": 40_000, "compression": "none", "progress": False}
@@ -72,7 +72,7 @@ def datasets(draw):
     return samples
 
 
-@settings(max_examples=150)
+@examples(3)
 @given(samples=datasets())
 def test_a_dataset_gives_the_same_by_whole_blocks_and_row_by_row(tmp_path_factory, samples):
     folder = tmp_path_factory.mktemp("columnar") / "train"
@@ -267,7 +267,7 @@ EDITS = {
 EDITS |= {156: b"0\x005x17L", 345: b"\0a", 100: b"07", 257: b"u\0"}
 
 
-@settings(max_examples=1500)
+@examples(30)
 @given(
     edits=st.lists(
         st.tuples(st.sampled_from(HEADERS), st.sampled_from(sorted(EDITS)), st.integers(0, 9)), min_size=0, max_size=2

@@ -166,7 +166,7 @@ def test_an_error_at_any_call_ends_the_pass_with_it(folders, way, compression, k
         expected, error = profiled(calls, Pass(folders, way, compression))
         assert error is None
         cases = sorted((place, n) for place, count in calls.counts.items() for n in {1, (1 + count) // 2, count})
-        step = len(cases) / min(len(cases), settings().max_examples // 2)
+        step = len(cases) / min(len(cases), settings().max_examples // 3)
         for number in range(int(len(cases) / step)):
             case = cases[int(number * step)]
             made, injected = Pass(folders, way, compression), kind("injected")

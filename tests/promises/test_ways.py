@@ -1,5 +1,6 @@
 """A batch follows from its samples alone: not from how they are read, nor by whom, nor from what came before."""
 
+import pickle
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit import Resize, ShardDataset, ShardLoader
+from shardkit import Resize, ShardDataset, ShardLoader, ShardStream
 from shardkit.codecs.registry import encode
 from shardkit.errors import CodecError, SampleError, ShardkitError, TooManySkippedError
 from shardkit.loading import columnar
@@ -22,7 +23,7 @@ from shardkit.reading import access, extents, index_cache
 from shardkit.reading.page_cache import OpenFile
 from shardkit.transforms.apply import Transform
 from tests.support.servers.programs import Nginx
-from tests.support.shared import assert_same_batch, tar_of
+from tests.support.shared import assert_same_batch, assert_same_value, examples, tar_of
 
 pytestmark = pytest.mark.nightly
 
@@ -195,9 +196,13 @@ WAYS = {
     "compressed": {"compression": "zst"},
     "into a cache": {"cache": "cache"},
     "of a cache": {"cache": "cache"},
+    "by processes": {"worker_type": "process", "num_workers": 1},
     "remote": {"is_remote": True},
     "remote in parts": {"is_remote": True, (index_cache, "REQUEST_BYTES"): 0, (extents, "REQUEST_BYTES"): 0},
 }
+
+
+SLOW = {"by processes"}
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +264,68 @@ def compare(data, server, folder, names):
 
 @given(data=st.data())
 def test_a_batch_is_the_same_whatever_the_way(server, data):
-    names = data.draw(st.lists(st.sampled_from(sorted(WAYS)), min_size=4, max_size=4, unique=True))
+    names = data.draw(st.lists(st.sampled_from(sorted(WAYS.keys() - SLOW)), min_size=4, max_size=4, unique=True))
     with TemporaryDirectory(dir=server.folder) as folder:
         compare(data, server, Path(folder), sorted(names))
+
+
+@pytest.mark.multiprocess
+@examples(1 / 16)
+@given(data=st.data())
+def test_a_batch_is_the_same_made_by_processes(server, data):
+    with TemporaryDirectory(dir=server.folder) as folder:
+        compare(data, server, Path(folder), SLOW)
+
+
+def what_comes_of(read, *args):
+    """Return a sample that is read, or which error it is."""
+    try:
+        return read(*args)
+    except (CodecError, SampleError) as error:
+        return type(error), error.key, error.field
+
+
+def all_of(dataset):
+    """Return what comes of each sample of a dataset."""
+    return [what_comes_of(dataset.__getitem__, i) for i in range(len(dataset))]
+
+
+def without_urls(samples):
+    return [{n: v for n, v in one.items() if n != "__url__"} if isinstance(one, dict) else one for one in samples]
+
+
+@examples(1 / 2)
+@given(data=st.data())
+def test_a_sample_is_the_same_whatever_the_way(server, data):
+    samples, is_strange = data.draw(datasets())
+    of_dataset, _ = data.draw(choices(samples))
+    with TemporaryDirectory(dir=server.folder) as name:
+        folder = Path(name)
+        write(folder / "none", samples, "none", is_strange=is_strange)
+        dataset = ShardDataset(folder / "none", **of_dataset)
+        keys, each = [sample["__key__"] for sample in samples], all_of(dataset)
+        right = [i for i, sample in enumerate(each) if isinstance(sample, dict)]
+        some, i = data.draw(st.slices(len(samples))), data.draw(st.integers(0, len(samples) - 1))
+        chosen = range(len(samples))[some]
+
+        assert dataset.keys() == keys
+        if {*chosen} <= {*right}:
+            assert_same_value(dataset[some], [each[j] for j in chosen])
+        assert_same_value(what_comes_of(dataset.by_key, keys[i]), each[i])
+        assert_same_value(what_comes_of(pickle.loads(pickle.dumps(dataset)).__getitem__, i - len(samples)), each[i])
+
+        condition = ("__key__", "in", [keys[j] for j in chosen] + ["nobody's"])
+        where = ShardDataset(folder / "none", where=[condition], **of_dataset)
+        assert_same_value(all_of(where), [each[j] for j in sorted(chosen)])
+        assert_same_value(all_of(dataset.subset(chosen)), [each[j] for j in sorted(chosen)])
+
+        stream = ShardStream(folder / "none", shuffle=False, on_error="skip", max_skipped=1000, **of_dataset)
+        assert_same_value(list(stream), [each[j] for j in right])
+
+        others = [ShardDataset(f"{server.url}/{folder.name}/none", **of_dataset)]
+        others += [ShardDataset(folder / "none", cache=folder / "cache", cache_bytes="1GB", **of_dataset)] * 2
+        if not is_strange:
+            write(folder / "zst", samples, "zst", is_strange=False)
+            others.append(ShardDataset(folder / "zst", **of_dataset))
+        for other in others:
+            assert_same_value(without_urls(all_of(other)), without_urls(each))
