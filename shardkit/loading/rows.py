@@ -170,7 +170,7 @@ class RowProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
-        self._idle: SimpleQueue[_Process | None] = SimpleQueue()  # None lets who waits look whether there is another
+        self._idle: SimpleQueue[_Process | None] = SimpleQueue()  # None lets a thread that waits look again
         weakref.finalize(self, _close_all, self._processes)
 
     def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
@@ -185,13 +185,7 @@ class RowProcesses:
             WorkerError: The process has died.
             Exception: What it made cannot be unpickled. After any error another process takes its place.
         """
-        process = None
-        while process not in self._processes:  # it may have been closed meanwhile
-            with self._lock:
-                while len(self._processes) < self._count:
-                    self._processes.append(_Process(self._maker))
-                    self._idle.put(self._processes[-1])
-            process = self._idle.get()
+        process = self._take()
         try:
             rows = process.make(raws, slab, start)
             self._idle.put(process)
@@ -199,6 +193,16 @@ class RowProcesses:
             self._end([process])
             raise
         return rows
+
+    def _take(self) -> "_Process":
+        while True:
+            with self._lock:
+                if len(self._processes) < self._count:
+                    self._processes.append(_Process(self._maker))
+                    return self._processes[-1]
+            process = self._idle.get()
+            if process in self._processes:  # and not closed meanwhile
+                return process
 
     def close(self) -> None:
         """End the processes. What they are at is dropped."""

@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -465,6 +466,31 @@ def test_a_worker_process_that_dies_is_an_error_and_the_next_epoch_goes_on(datas
     loader.set_epoch(0)
     place = position_of(dataset, "0100")
     assert len(list(islice(iter(loader), place // 8))) == place // 8
+    loader.close()
+
+
+class OddError(Exception):
+    """An error that cannot be made again of its message."""
+
+    def __init__(self, what, how):
+        super().__init__(f"{what} {how}")
+
+
+def raise_oddly(sample):
+    if sample["__key__"] == "0100":
+        raise OddError("no", "way")
+    return sample
+
+
+@pytest.mark.multiprocess
+def test_an_error_that_cannot_be_sent_ends_the_pass_with_its_text_and_others_go_on(dataset):
+    loader = ShardLoader(dataset, 8, transform=raise_oddly, worker_type="process", num_workers=1)
+    for _ in range(2):
+        loader.set_epoch(0)
+        with pytest.raises(shardkit.WorkerError, match=r"(?s)an error that cannot be sent.*OddError: no way"):
+            list(loader)
+
+        assert [child.name for child in multiprocessing.active_children()].count("shardkit-rows") == 1
     loader.close()
 
 
