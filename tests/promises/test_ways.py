@@ -241,10 +241,8 @@ def opened(way, folder, server, of_dataset, of_loader, stack):
     return dataset, of_loader
 
 
-def compare(data, server, folder, names):
+def compare(samples, of_dataset, of_loader, names, server, folder, *, is_strange):
     """Compare the batches of some ways of reading with those of the long way."""
-    samples, is_strange = data.draw(datasets())
-    of_dataset, of_loader = data.draw(choices(samples))
     for compression in ("none", "zst"):
         if compression == "none" or ("compressed" in names and not is_strange):
             write(folder / compression, samples, compression, is_strange=is_strange)
@@ -265,16 +263,63 @@ def compare(data, server, folder, names):
 @given(data=st.data())
 def test_a_batch_is_the_same_whatever_the_way(server, data):
     names = data.draw(st.lists(st.sampled_from(sorted(WAYS.keys() - SLOW)), min_size=4, max_size=4, unique=True))
+    samples, is_strange = data.draw(datasets())
     with TemporaryDirectory(dir=server.folder) as folder:
-        compare(data, server, Path(folder), sorted(names))
+        compare(samples, *data.draw(choices(samples)), sorted(names), server, Path(folder), is_strange=is_strange)
+
+
+# What once was not the same.
+ONCE = {
+    "ints and arrays of no dimensions": (
+        [{"npy": np.array(i, "u1" if i == 70 else "<i8")} for i in range(140)],
+        {},
+        {},
+    ),
+    "an int or an array of no dimensions": (
+        [{"npy": np.array(i)} if i < 60 else {"cls": i} for i in range(120)],
+        {"fields": {"x": "cls;npy"}},
+        {},
+    ),
+    "images that a later function still sees": (
+        [{"png": np.full((16, 16, 3), i, np.uint8)} for i in range(40)],
+        {"transform": {"png": Resize(16)}},
+        {"transform": with_itself},
+    ),
+    "images that a later function of the same transform still sees": (
+        [{"png": np.full((16, 16, 3), i, np.uint8), "a.npy": np.full((16, 16, 3), 99, np.uint8)} for i in range(40)],
+        {},
+        {"transform": {"png": Resize(16), ("png", "a.npy"): lambda two: {"png": two["a.npy"], "a.npy": two["png"]}}},
+    ),
+    "fields in another order": (
+        [{"cls": i, "txt": ""} if i < 64 else {"txt": "", "cls": i} for i in range(128)],
+        {},
+        {},
+    ),
+    "fields in an order of each block": (
+        [{"cls": i, "bin": b"b"} if i // 29 % 2 else {"bin": b"b", "cls": i} for i in range(116)],
+        {},
+        {},
+    ),
+    "fields that begin with _": ([{"cls": i, "_own.cls": i} for i in range(64)], {}, {}),
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_what_once_was_not_the_same_is(server, what):
+    parts, of_dataset, of_loader = ONCE[what]
+    samples = [{"__key__": f"{i:04d}", **part} for i, part in enumerate(parts)]
+    of_loader = {"batch_size": 6, "lanes": 3, "seed": 0, "on_error": "raise"} | of_loader
+    with TemporaryDirectory(dir=server.folder) as folder:
+        compare(samples, of_dataset, of_loader, WAYS.keys() - SLOW, server, Path(folder), is_strange="fields" in what)
 
 
 @pytest.mark.multiprocess
 @examples(1 / 16)
 @given(data=st.data())
 def test_a_batch_is_the_same_made_by_processes(server, data):
+    samples, is_strange = data.draw(datasets())
     with TemporaryDirectory(dir=server.folder) as folder:
-        compare(data, server, Path(folder), SLOW)
+        compare(samples, *data.draw(choices(samples)), SLOW, server, Path(folder), is_strange=is_strange)
 
 
 def what_comes_of(read, *args):
