@@ -4,6 +4,7 @@ import gc
 import itertools
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -204,8 +205,12 @@ class Nearby(rows_module._Process):
     def __init__(self, _):
         self._is_used = threading.Lock()
         self._connection = mock.Mock()
-        self._connection.recv.side_effect = lambda: [Row(raw) for raw in self._connection.send.call_args[0][0][0]]
+        self._connection.recv.side_effect = self._receive
         self._process = mock.Mock(exitcode=0)
+
+    def _receive(self):
+        time.sleep(0.001)  # so that others wait for the process
+        return [Row(raw) for raw in self._connection.send.call_args[0][0][0]]
 
 
 def use(rows):
@@ -231,7 +236,7 @@ def test_an_error_at_any_call_leaves_no_thread_waiting_for_a_process(monkeypatch
     monkeypatch.setattr(rows_module, "_Process", Nearby)
     right, calls, rows = [*range(9)], Calls(), RowProcesses(None, 1)
     assert profiled(calls, lambda: use(rows)) == ([right] * 4, None)
-    for case in some_of(calls, 2 * settings().max_examples):
+    for case in some_of(calls, settings().max_examples):
         rows, injected = RowProcesses(None, 1), InjectedError("injected")
         ends, error = profiled(Calls(case, injected), lambda rows=rows: use(rows))
 
