@@ -286,9 +286,9 @@ ONCE = {
         {"transform": with_itself},
     ),
     "images that a later function of the same transform still sees": (
-        [{"png": np.full((16, 16, 3), i, np.uint8), "a.npy": np.full((16, 16, 3), 99, np.uint8)} for i in range(40)],
+        [{"png": np.full((16, 16, 3), i, np.uint8), "x.npy": np.full((16, 16, 3), 99, np.uint8)} for i in range(40)],
         {},
-        {"transform": {"png": Resize(16), ("png", "a.npy"): lambda two: {"png": two["a.npy"], "a.npy": two["png"]}}},
+        {"transform": {"png": Resize(16), ("png", "x.npy"): lambda two: {"png": two["x.npy"], "x.npy": two["png"]}}},
     ),
     "fields in another order": (
         [{"cls": i, "txt": ""} if i < 64 else {"txt": "", "cls": i} for i in range(128)],
