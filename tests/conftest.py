@@ -21,7 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run, so that a failure is the change's and not the day's; no deadline, as timings vary.
-# The nightly profile looks further: pytest --hypothesis-profile=nightly
+# The nightly profile looks further, above all in the tests that are marked so, which then take hours, not seconds:
+# pytest --hypothesis-profile=nightly -m nightly -o timeout=0 -o faulthandler_timeout=0
 settings.register_profile("default", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 settings.load_profile("default")

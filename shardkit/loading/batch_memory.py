@@ -165,7 +165,7 @@ class BatchMaker:
         return Slab(columns, rows, take_tensor(self._buffers, nbytes))
 
     def batch(self, values: list[Any], slab: Slab | None, kept: Sequence[int]) -> Any:
-        """Return a batch.
+        """Return a batch; None if it has no rows and ``collate_fn`` does not say what that is.
 
         Args:
             values: What transforms returned.
@@ -183,13 +183,19 @@ class BatchMaker:
                     "collate_fn= raised StopIteration, which would be taken for the end of the epoch; give next() a "
                     "default, or raise another error"
                 ) from error
+            except Exception as error:
+                if not values:
+                    error.add_note("collate_fn= got an empty list: all samples of the batch were skipped")
+                raise
+        if not values:
+            return None
         if slab is None:
             batch = collate(values, selection=self._selection)
             self._columns = _columns(batch, values)
             return batch
         made: dict[str, Any] = {}
         for name, column in slab.columns.items():
-            if values and all(isinstance(value, Mapping) and value.get(name) is Placed.IN_SLAB for value in values):
+            if all(isinstance(value, Mapping) and value.get(name) is Placed.IN_SLAB for value in values):
                 is_image = not column.is_tensor and holds_images(self._selection, name)
                 made[name] = channels_first(slab.tensor(name, kept)) if is_image else slab.tensor(name, kept)
         values = [_taken_out(value, slab, i, made) for value, i in zip(values, kept, strict=True)]

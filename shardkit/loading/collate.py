@@ -25,8 +25,8 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mappi
     else (text, bytes, values of different shapes, None) becomes a list.
 
     Args:
-        samples: What a batch consists of; may be empty.
-        selection: Which fields were picked, to know the images, and what an empty batch has.
+        samples: What a batch consists of: at least one.
+        selection: Which fields were picked, to know the images.
         made: Fields of the batch that are put together already; the samples have something under their names.
 
     Raises:
@@ -44,7 +44,7 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mappi
                 f"transform= returned a {type(sample).__name__}, expected a dict of fields; return one, or pass a "
                 "collate_fn for what it returns, as torch.utils.data.default_collate"
             )
-    names = [name for name in (samples[0] if samples else selection.wanted) if name not in RESERVED]
+    names = [name for name in samples[0] if name not in RESERVED]
     fields = set(names)
     for sample in samples:
         if sample.keys() - RESERVED != fields:
@@ -90,6 +90,13 @@ def stack(values: list[Any], *, images: bool = False) -> Any:
     except (TypeError, ValueError):  # text, objects, records; other byte orders
         return values
     return channels_first(tensor) if images else tensor
+
+
+def without_rows(batch: Batch) -> Batch:
+    """Return a batch that is like another, but has no rows: its tensors and lists are of length 0."""
+    import torch
+
+    return {name: torch.empty_like(v[:0]) if isinstance(v, torch.Tensor) else [] for name, v in batch.items()}
 
 
 def channels_first(images: "torch.Tensor") -> "torch.Tensor":

@@ -7,7 +7,7 @@ and with its errors at their places.
 """
 
 import threading
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,23 @@ _LARGE = 4096  # bytes; such values stay in their block until they are needed: c
 _MAX_DIGITS = 18  # that fit into 64 bits whatever they are
 
 
+class Values(NamedTuple):
+    """The values of a field in a block.
+
+    Attributes:
+        array: Numbers, (samples, ...), as torch takes them, or objects, (samples,). It may be a view of the block.
+        are_ints: Whether each is an int, and not an array of no dimensions.
+    """
+
+    array: npt.NDArray[Any]
+    are_ints: bool = False
+
+    @property
+    def kind(self) -> tuple[bool, "np.dtype[Any]", tuple[int, ...]]:
+        """What one value is like."""
+        return self.are_ints, self.array.dtype, self.array.shape[1:]
+
+
 class ColumnReader:
     """Decodes whole blocks.
 
@@ -56,12 +73,8 @@ class ColumnReader:
         }
         return all(light_kind(field, self._decoder) for field in asked)
 
-    def read(self, block: Block) -> tuple[list[str], dict[str, npt.NDArray[Any]]] | None:
-        """Return a block's keys, and for each picked name its values; None if they are not alike or not right.
-
-        Values are arrays of numbers, (samples, ...), as torch takes them, or of objects, (samples,). They may be views
-        of the block.
-        """
+    def read(self, block: Block) -> tuple[list[str], dict[str, Values]] | None:
+        """Return a block's keys, and for each picked name its values; None if they are not alike or not right."""
         try:
             is_tar = block.is_whole and block.samples >= _LEAST_REGULAR
             found = regular_spans(block.data, block.samples) if is_tar else None
@@ -75,27 +88,28 @@ class ColumnReader:
             return None
         return keys, columns
 
-    def _column(self, block: Block, name: str, field: str | None, spans: Spans) -> npt.NDArray[Any]:
+    def _column(self, block: Block, name: str, field: str | None, spans: Spans) -> Values:
         if field is None:
-            return np.full(block.samples, None)
+            return Values(np.full(block.samples, None))
         begins, ends = spans[field]
         kind = light_kind(self._selection.with_decoding(name, field), self._decoder)
         if kind is LightKind.NPY and self._decoder:
-            return self._arrays(self._decoder, block.data, field, begins, ends)
+            return Values(self._arrays(self._decoder, block.data, field, begins, ends))
         if kind is LightKind.INT and (numbers := parse_digits(block.data, begins, ends)) is not None:
-            return numbers
+            return Values(numbers, are_ints=True)
         data, places = block.data, zip(begins.tolist(), ends.tolist(), strict=True)
         column = np.empty(block.samples, dtype=object)
         if kind is LightKind.TEXT:
             column[:] = [str(data[begin:end], "utf-8") for begin, end in places]
         elif kind is LightKind.INT and self._decoder:
-            return np.array([self._decoder.decode(field, bytes(data[b:e])) for b, e in places], dtype=np.int64)
+            ints = [self._decoder.decode(field, bytes(data[begin:end])) for begin, end in places]
+            return Values(np.array(ints, dtype=np.int64), are_ints=True)
         elif int((ends - begins).sum()) < _LARGE * block.samples:
             column[:] = [bytes(data[begin:end]) for begin, end in places]
         else:
             view = memoryview(data)
             column[:] = [view[begin:end] for begin, end in places]
-        return column
+        return Values(column)
 
     @staticmethod
     def _arrays(
@@ -136,7 +150,7 @@ class Arena:
         self._buffers = buffers
         self.block_samples = block_samples
         self._rows = places * block_samples
-        self._columns: dict[str, npt.NDArray[Any]] | None = None  # what the first block has, all others must have
+        self._columns: dict[str, Values] | None = None  # what the first block has, in this order, all others must have
         self._lock = threading.Lock()
 
     def put(self, place: int, block: Block) -> bool:
@@ -145,24 +159,25 @@ class Arena:
         if found is None:
             return False
         keys, columns = found
-        columns[KEY] = np.array(keys, dtype=object)
+        columns[KEY] = Values(np.array(keys, dtype=object))
         with self._lock:
             if self._columns is None:
-                self._columns = {n: np.empty((self._rows, *c.shape[1:]), dtype=c.dtype) for n, c in columns.items()}
+                self._columns = {
+                    name: values._replace(array=np.empty((self._rows, *values.array.shape[1:]), values.array.dtype))
+                    for name, values in columns.items()
+                }
             own = self._columns
-        if own.keys() != columns.keys():
-            return False
-        if any((own[n].dtype, own[n].shape[1:]) != (c.dtype, c.shape[1:]) for n, c in columns.items()):
+        if [(name, values.kind) for name, values in own.items()] != [(n, v.kind) for n, v in columns.items()]:
             return False
         start = place * self.block_samples
-        for name, column in columns.items():
-            own[name][start : start + len(column)] = column
+        for name, values in columns.items():
+            own[name].array[start : start + len(values.array)] = values.array
         return True
 
     def clear(self, place: int) -> None:
         """Let go of the objects of a block."""
         start = place * self.block_samples
-        for column in (self._columns or {}).values():
+        for column, *_ in (self._columns or {}).values():
             if column.dtype == object:
                 column[start : start + self.block_samples] = None
 
@@ -171,7 +186,7 @@ class Arena:
         import torch
 
         batch: Batch = {}
-        for name, column in (self._columns or {}).items():
+        for name, (column, _) in (self._columns or {}).items():
             if column.dtype == object:
                 batch[name] = _own(column.take(rows).tolist())
                 continue
@@ -184,13 +199,12 @@ class Arena:
     def sample(self, row: int) -> Sample:
         """Return one sample, as its row would be made alone."""
         sample: Sample = {}
-        for name, column in (self._columns or {}).items():
+        for name, (column, are_ints) in (self._columns or {}).items():
             value = column[row]
             if column.dtype == object:
-                (value,) = _own([value])
+                (sample[name],) = _own([value])
             else:
-                value = int(value) if column.ndim == 1 and column.dtype == np.int64 else np.array(value)
-            sample[name] = value
+                sample[name] = int(value) if are_ints else np.array(value)
         return sample
 
 

@@ -9,7 +9,8 @@
     next     the next batch in the order, whatever was ready first
 
 Each stage is a pool of threads whose tasks all end by themselves: nothing waits for what comes later in the order, so
-nothing can hang. What the next batch needs is always admitted, so memory that is full slows down and never stops.
+nothing can hang. What the next batch needs is always admitted, so memory that is full slows down and never stops. What
+goes wrong with a block, a row or a batch is raised in its place in the order; any other error ends the pass at once.
 """
 
 import contextlib
@@ -132,8 +133,9 @@ class Engine:
         # unlocked by chance. So the training loop's thread waits for these two alone, which are not made of Python.
         self._lock = threading.RLock()
         self._changes: SimpleQueue[None] = SimpleQueue()
+        self._failures: SimpleQueue[BaseException] = SimpleQueue()  # errors that have no place in the order
         self._fetcher = Fetcher(
-            blocks, self._lock, self._take_fetched, arena=self._arena, places=places, buffers=buffers
+            blocks, self._lock, self._take_fetched, self._failures, arena=self._arena, places=places, buffers=buffers
         )
         holds_all = plan.num_blocks * blocks.block_bytes <= memory
         self._planned = schedule(blocks, plan, batches, position=position, rank=rank, holds_all=holds_all)
@@ -144,24 +146,34 @@ class Engine:
         self._given = 0  # batches of the queue that workers have
         self._returned = 0
         self._is_planned = False  # to the end
-        self._error: BaseException | None = None  # of planning
+        self._error: Exception | None = None  # of planning, to be raised after what was planned
         self._is_planning = False
         self._is_awaited = False  # somebody waits for the next batch
         self._is_closed = False
         self._process = os.getpid()
-        self._planner = Threads(1, "shardkit-plan")
+        self._planner = Threads(1, "shardkit-plan", self._failures)
         self._num_workers = num_workers
-        self._workers = Threads(busy_workers, "shardkit-rows")
+        self._workers = Threads(busy_workers, "shardkit-rows", self._failures)
+        self._pools = (self._planner, self._fetcher.threads, self._workers)
         self._busy_workers = busy_workers
         self._awaited = self._computed = 0.0  # seconds that batches were waited for lately, and processors were busy
         with self._lock:
             self._plan_soon()
 
     def next(self) -> Finished | None:
-        """Return the next batch, as soon as it is there; None at the end, or when the engine was closed."""
+        """Return the next batch, as soon as it is there; None at the end, or when the engine was closed.
+
+        Raises:
+            WorkerError: A thread has died, or this is another process than the engine's.
+            BaseException: What a thread has raised.
+        """
         if os.getpid() != self._process:
             raise WorkerError("an iterator of a ShardLoader was taken along into another process; call iter() there")
+        has_changed = True
         while True:
+            has_ended = not has_changed and any(pool.has_ended for pool in self._pools)
+            if not self._failures.empty():
+                raise self._failures.get()
             with self._lock:
                 if self._queue and self._queue[0].finished:
                     self._is_awaited = False
@@ -173,21 +185,25 @@ class Engine:
                     return batch.finished
                 if self._is_closed:
                     return None
-                if not self._queue and (self._is_planned or self._error):
+                if not self._queue and self._is_planned:
                     if self._error is not None:
                         raise self._error
                     return None
                 self._is_awaited = True
-            self._wait()
+            if has_ended:  # what ended it was raised where Python has no place to catch it
+                raise WorkerError("a thread of the loader has died; see above for its error")
+            has_changed = self._wait()
 
-    def _wait(self) -> None:
-        """Wait until something has changed; have more workers if those that there are wait, too."""
+    def _wait(self) -> bool:
+        """Wait for a change; return whether there was one. Have more workers if those that there are wait, too."""
         began, computed = time.perf_counter(), time.process_time()
+        has_changed = False
         with contextlib.suppress(Empty):
             # A Ctrl-C that comes just before Python waits is noticed only when it has waited.
             self._changes.get(timeout=_LOOK_SECONDS)
+            has_changed = True
         if self._workers.count == self._num_workers:
-            return
+            return has_changed
         if self._given:  # they have something to do
             self._awaited += time.perf_counter() - began
             self._computed += time.process_time() - computed
@@ -195,6 +211,7 @@ class Engine:
             if self._computed < _BUSY * self._busy_workers * self._awaited:
                 self._workers.add(min(self._workers.count, self._num_workers - self._workers.count))
             self._awaited = self._computed = 0.0
+        return has_changed
 
     def _note_change(self) -> None:
         """Let who waits look again."""
@@ -209,12 +226,10 @@ class Engine:
             self._fetcher.drop()  # now, and not when Python's garbage collector finds the engine's parts
             self._arena = None
             self._note_change()
-        self._fetcher.close()
-        for pool in (self._planner, self._workers):
+        for pool in self._pools:
             pool.close(wait=False)
         if wait:
-            self._fetcher.join()
-            for pool in (self._planner, self._workers):
+            for pool in self._pools:
                 pool.join(None)
 
     # Planning
@@ -224,29 +239,26 @@ class Engine:
         upcoming = self._upcoming
         if upcoming and not upcoming.wanted and len(self._queue) > 2 * self._ahead:
             return  # nothing is to be fetched, and to wake a thread for one batch takes longer than to make a small one
-        if not (self._is_planning or self._is_planned or self._error or self._is_closed):
+        if not (self._is_planning or self._is_planned or self._is_closed):
             self._is_planning = True
             self._planner.submit(self._admit_batches)
 
     def _admit_batches(self) -> None:
         """Plan and admit batches until memory is full."""
-        try:
-            while True:
-                if self._upcoming is None:
-                    self._upcoming = next(self._planned, None)
-                with self._lock:
-                    if self._upcoming is None or self._is_closed:
-                        self._is_planned, self._is_planning = True, False
-                        self._note_change()
-                        return
-                    if not self._admit(self._upcoming):
-                        self._is_planning = False
-                        return
-                    self._upcoming = None
-        except BaseException as error:  # noqa: BLE001 - it is raised after the batches that were planned
+        while True:
+            try:
+                self._upcoming = self._upcoming or next(self._planned, None)
+            except Exception as error:  # noqa: BLE001 - it is raised after the batches that were planned
+                self._error = error
             with self._lock:
-                self._error, self._is_planning = error, False
-                self._note_change()
+                if self._upcoming is None or self._is_closed:
+                    self._is_planned, self._is_planning = True, False
+                    self._note_change()
+                    return
+                if not self._admit(self._upcoming):
+                    self._is_planning = False
+                    return
+                self._upcoming = None
 
     def _admit(self, planned: Planned) -> bool:
         """Have the blocks fetched that a batch needs, if memory allows. The lock is held."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from shardkit.loading.columnar import Arena
-from shardkit.loading.threads import Threads
+from shardkit.loading.threads import Failures, Threads
 from shardkit.order.plan import IntArray
 from shardkit.order.schedule import Places, Planned, Wanted
 from shardkit.reading.block import Block
@@ -53,12 +53,13 @@ class Slot:
 class Fetcher:
     """Fetches blocks in threads of its own, and holds them.
 
-    All methods are called with the lock held, but for ``close`` and ``join``.
+    All methods are called with the lock held.
 
     Args:
         blocks: Where blocks come from.
         lock: Guards all that is here.
         on_fetched: Called when a block has come, with the lock held.
+        failures: Where errors go that are not those of a block.
         arena: Where blocks are put that can be decoded whole, or None.
         places: How many blocks the arena has room for.
         buffers: What blocks are read into.
@@ -66,6 +67,7 @@ class Fetcher:
     Attributes:
         held_bytes: What the blocks take that are held, or are being fetched, by the mean size of a block.
         largest_held_bytes: The most that it was.
+        threads: What fetches them.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Fetcher:
         blocks: Blocks,
         lock: "RLock",
         on_fetched: Callable[[], None],
+        failures: Failures,
         *,
         arena: Arena | None,
         places: int,
@@ -94,7 +97,7 @@ class Fetcher:
         self._waits = 0.0  # seconds that the last fetches have waited, about
         self.held_bytes = 0
         self.largest_held_bytes = 0
-        self._threads = Threads(_THREADS, "shardkit-fetch")
+        self.threads = Threads(_THREADS, "shardkit-fetch", failures)
 
     def fetch(self, planned: Planned) -> None:
         """Fetch the blocks that a batch needs and none before it."""
@@ -102,7 +105,7 @@ class Fetcher:
             slot = Slot(number, self._free_places.pop() if self._free_places else -1)
             self._slots[number] = slot
             heapq.heappush(self._releases, (wanted.release, number))
-            self._threads.submit(self._fetch, slot, wanted)
+            self.threads.submit(self._fetch, slot, wanted)
         self.held_bytes += self.size_of(planned)
         self.largest_held_bytes = max(self.largest_held_bytes, self.held_bytes)
 
@@ -151,17 +154,9 @@ class Fetcher:
     def hurry(self) -> None:
         """Fetch more at a time, if fetches mostly wait: somebody waits for a block."""
         most = max((count for seconds, count in _MORE_THREADS if self._waits > seconds), default=0)
-        if self._threads.count < most:
-            self._threads.add(self._threads.count)
+        if self.threads.count < most:
+            self.threads.add(self.threads.count)
             self._waits = 0.0  # look again before there are more
-
-    def close(self) -> None:
-        """End the threads, when they have fetched what they are at."""
-        self._threads.close(wait=False)
-
-    def join(self) -> None:
-        """Wait for the threads to end."""
-        self._threads.join(None)
 
     def _fetch(self, slot: Slot, wanted: Wanted) -> None:
         """Fetch a block, and decode it whole where that is possible."""

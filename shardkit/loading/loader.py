@@ -8,12 +8,13 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypedDict
 
 from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_whole
 from shardkit.loading.batch_memory import BatchMaker
+from shardkit.loading.collate import Batch, without_rows
 from shardkit.loading.columnar import Arena, ColumnReader
 from shardkit.loading.engine import Engine, Finished
 from shardkit.loading.rows import RowMaker, RowProcesses, RowThreads
@@ -57,7 +58,8 @@ class ShardLoader:
     """Batches of a dataset, for a training loop: shuffled, decoded, transformed, in an order that is always the same.
 
     Every sample comes exactly once an epoch, over all ranks; every rank has the same number of batches, none of them
-    empty. The order follows from the dataset, ``seed``, the epoch and ``lanes`` alone: not from ranks, workers or time.
+    empty unless samples are skipped. The order follows from the dataset, ``seed``, the epoch and ``lanes`` alone: not
+    from ranks, workers or time.
 
     A batch is a dict of the dataset's fields: tensors where the values of all samples are alike (images are uint8,
     (batch, 3, height, width), with the channels last in memory), else lists; and ``__key__``, the list of the keys.
@@ -65,6 +67,8 @@ class ShardLoader:
     Each ``iter()`` is the next epoch, from 0, also if the one before was left early, unless nothing was taken of it.
     ``state_dict()`` may be called between any two batches, and ``load_state_dict()`` goes on behind the last batch that
     was returned: with any number of ranks, workers and samples a batch.
+
+    A loader can be copied and pickled, as for a spawned process: the copy is where the loader is.
 
     Where several ranks are to get the same samples (those of one tensor-parallel group), give each of them the same
     ``rank`` and ``world_size``: the group's number and the number of groups.
@@ -79,7 +83,8 @@ class ShardLoader:
             functions for fields, as in ``{"image": function}``, or for several, by a tuple of names. A parameter named
             ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
         collate_fn: Makes a batch of a list of what ``transform`` returned instead; whatever it returns is the batch.
-            Called by several threads at a time.
+            Called by several threads at a time; with an empty list where ``on_error="skip"`` has left out all samples
+            of a batch.
         num_workers: How many threads or processes decode and transform; by default as many as there are processors.
             Threads beyond that are started only where those wait, as for a server.
         worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
@@ -90,8 +95,9 @@ class ShardLoader:
             Part of the order and of the state. ``shardkit shuffle-report`` shows what it does.
         drop_last: Leave out the last batch if it is not full.
         on_error: ``"skip"`` leaves samples that are damaged or cannot be decoded out of their batch, and counts them;
-            the number of batches stays, so one may have few samples, or none. What a transform raises is never
-            skipped.
+            the number of batches stays, so one may have few samples, or none: then it is as the last batch that the
+            loader returned, but with tensors and lists of length 0; before the first, that is an error. What a
+            transform raises is never skipped.
         max_skipped: How many samples of an epoch this rank may skip.
         rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
         world_size: The number of ranks, likewise.
@@ -107,7 +113,7 @@ class ShardLoader:
         CodecError: While iterating, a field cannot be decoded; likewise.
         SampleError: While iterating, a sample lacks a field; likewise.
         StateError: While iterating, fewer samples than ranks remain of the epoch that a state is of.
-        TooManySkippedError: While iterating, more than ``max_skipped`` was skipped.
+        TooManySkippedError: While iterating, more than ``max_skipped`` was skipped, or all of the first batch.
         WorkerError: While iterating, a worker process died.
 
     Example:
@@ -141,6 +147,7 @@ class ShardLoader:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         if not isinstance(dataset, ShardDataset):
             raise ArgumentError(f"dataset is {type(dataset).__name__}, expected ShardDataset('path/of/the/dataset')")
         if worker_type not in ("thread", "process"):
@@ -159,7 +166,7 @@ class ShardLoader:
         self._memory = parse_bytes(memory)
         keep_freed_memory()
         self._buffers = Buffers(self._memory)
-        self._drop_last, self._skips = bool(drop_last), on_error == "skip"
+        self._drop_last, self._skips, self._makes_dicts = bool(drop_last), on_error == "skip", collate_fn is None
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
         self._place = None if rank is None and world_size is None else find_place(rank, world_size)
         dataset.check_transform(parsed := Transform.parse(transform))
@@ -176,6 +183,7 @@ class ShardLoader:
         # It is a token, and not the pass: that ends when the training loop forgets it.
         self._epoch = self._position = self._skipped = 0
         self._pass: object | None = None
+        self._empty: Batch | None = None  # what the last batch is like, without its rows
         # A pass of which nothing was taken is no epoch: Lightning makes one to see whether it can.
         self._is_used = False
         self._find_batches()
@@ -214,8 +222,14 @@ class ShardLoader:
                 f"may get an empty batch; finish the epoch on at most {remain} ranks, leave them out with "
                 f"set_epoch({self._epoch + 1}), or pass drop_last=True"
             )
-        self._pass, self._is_used, self._skipped = object(), False, 0
-        return _Pass(partial(self._count, self._pass), self._engine(batches))
+        token = object()
+        made = _Pass(partial(self._take, token), self._engine(batches))
+        self._pass, self._is_used, self._skipped = token, False, 0
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., "ShardLoader"], tuple[Any, ...]]:
+        place = {name: getattr(self, name) for name in ("_epoch", "_position", "_skipped", "_is_used", "_pass")}
+        return _restored, (partial(type(self), **self._arguments), place)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be this epoch, from its beginning, and those after it the following ones.
@@ -337,36 +351,59 @@ class ShardLoader:
             memory=self._memory,
         )
 
-    def _count(self, token: object, finished: Finished | None) -> None:
-        """Note what a pass is about to return, None at its end. Of passes that others have followed, nothing is kept.
+    def _take(self, token: object, finished: Finished | None) -> Any:
+        """Return the batch that a pass has made, and note where that leaves the loader; None is the end of the pass.
+
+        A pass that another has followed leaves the loader where it is.
 
         Raises:
-            TooManySkippedError: It has skipped too many.
+            TooManySkippedError: Too many samples were skipped, or all of the first batch.
+            BaseException: What is to be raised in the batch's place.
         """
-        if token is not self._pass:
-            return
+        is_current = token is self._pass
         if finished is None:
-            self._pass, self._is_used, self._epoch, self._position = None, False, self._epoch + 1, 0
-            return
-        self._is_used = True
-        for error in finished.skipped:
+            if is_current:
+                self._pass, self._is_used, self._epoch, self._position = None, False, self._epoch + 1, 0
+            return None
+        if is_current:
+            self._is_used = True
+            self._count(finished.skipped)
+        if finished.error is not None:
+            raise finished.error
+        batch = self._filled(finished) if self._skips and self._makes_dicts else finished.value
+        if is_current:
+            self._position = finished.stop
+        return batch
+
+    def _count(self, skipped: Sequence[BaseException]) -> None:
+        for error in skipped:
             self._skipped += 1
             if self._skipped == 1:
                 _log.warning("skipped a sample; others of this epoch are counted without a word: %s", error)
             if self._skipped > self._max_skipped:
-                raise _too_many(self._epoch, self._skipped, self._max_skipped, error) from error
-        if finished.error is None:
-            self._position = finished.stop
+                problem = f"{self._skipped:,} samples were skipped, expected at most max_skipped={self._max_skipped:,}"
+                raise _too_many(f"epoch {self._epoch}: {problem}; repair the shards or raise it", error) from error
+
+    def _filled(self, finished: Finished) -> Batch:
+        """Return a batch, or, if all of its rows were skipped, one of no rows that else is like the one before."""
+        if finished.value is not None:
+            self._empty = without_rows(finished.value)
+        elif self._empty is None:
+            error = finished.skipped[-1]
+            problem = "all samples of a batch were skipped, and there is none before it that says what one is like"
+            remedy = "repair the shards, or pass a collate_fn, which is given an empty list then"
+            raise _too_many(f"epoch {self._epoch}: {problem}; {remedy}", error) from error
+        return finished.value or without_rows(self._empty)
 
 
 class _Pass:
     """One iteration over a loader. Its threads end when it ends, also by an error, and when nobody refers to it."""
 
-    def __init__(self, count: Callable[[Finished | None], None], engine: Engine) -> None:
-        self._count = count
+    def __init__(self, take: Callable[[Finished | None], Any], engine: Engine) -> None:
+        self._take = take
         self._engine = engine
         self._is_over = False
-        self._forgotten = weakref.finalize(self, engine.close, wait=False)
+        weakref.finalize(self, engine.close, wait=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -376,30 +413,29 @@ class _Pass:
             raise StopIteration
         try:
             finished = self._engine.next()
-            self._count(finished)
+            batch = self._take(finished)
         except BaseException as error:
             self._end(wait=not isinstance(error, KeyboardInterrupt))  # a transform may not end
             raise
         if finished is None:
             self._end(wait=True)
             raise StopIteration
-        if finished.error is not None:
-            self._end(wait=True)
-            raise finished.error
-        return finished.value
+        return batch
 
     def _end(self, *, wait: bool) -> None:
         self._is_over = True
-        self._forgotten.detach()
         self._engine.close(wait=wait)
 
 
-def _too_many(epoch: int, skipped: int, max_skipped: int, error: BaseException) -> TooManySkippedError:
+def _too_many(problem: str, error: BaseException) -> TooManySkippedError:
     at: dict[str, Any] = {}
     if isinstance(error, ShardkitError):
         at = {"url": error.url, "offset": error.offset, "key": error.key, "field": error.field}
-    return TooManySkippedError(
-        f"epoch {epoch}: {skipped:,} samples were skipped, expected at most max_skipped={max_skipped:,}; repair the "
-        f"shards or raise it. The last: {error}",
-        **at,
-    )
+    return TooManySkippedError(f"{problem}. The last: {error}", **at)
+
+
+def _restored(make: Callable[[], ShardLoader], place: Mapping[str, Any]) -> ShardLoader:
+    """Return a loader that is where another was."""
+    loader = make()
+    vars(loader).update(place)
+    return loader

@@ -5,7 +5,6 @@ with its parent, and sends back the rest. That memory has no name and the proces
 its parent is killed: the pipe ends, and so does it.
 """
 
-import contextlib
 import os
 import pickle
 import signal
@@ -110,7 +109,8 @@ class RowMaker:
         outs = slab.row(number) if slab else None
         try:
             for transform in self.transforms:
-                value = transform(value, rng, outs)
+                # What a later one returns is put there in the end, while it may still hold what an earlier one made.
+                value = transform(value, rng, outs if transform is self.transforms[-1] else None)
             if slab and outs:
                 value = slab.put(value, outs)
         except BaseException as error:  # noqa: BLE001 - as above
@@ -171,7 +171,7 @@ class RowProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
-        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        self._idle: SimpleQueue[_Process | None] = SimpleQueue()  # None lets a thread that waits look again
         weakref.finalize(self, _close_all, self._processes)
 
     def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
@@ -183,29 +183,37 @@ class RowProcesses:
             start: The first of the slab's rows.
 
         Raises:
-            WorkerError: The process has died. The next call starts another in its place.
+            WorkerError: The process has died.
+            Exception: What it made cannot be unpickled. After any error another process takes its place.
         """
-        with self._lock:
-            while len(self._processes) < self._count:
-                self._processes.append(_Process(self._maker))
-                self._idle.put(self._processes[-1])
-            idle = self._idle
-        process = idle.get()
+        process = self._take()
         try:
             rows = process.make(raws, slab, start)
-        except WorkerError:
-            with self._lock, contextlib.suppress(ValueError):  # all were closed meanwhile
-                self._processes.remove(process)
-            process.close()
+            self._idle.put(process)
+        except BaseException:  # nobody knows what it is at
+            self._end([process])
             raise
-        idle.put(process)
         return rows
+
+    def _take(self) -> "_Process":
+        while True:
+            with self._lock:
+                if len(self._processes) < self._count:
+                    self._processes.append(_Process(self._maker))
+                    return self._processes[-1]
+            process = self._idle.get()
+            if process in self._processes:  # and not closed meanwhile
+                return process
 
     def close(self) -> None:
         """End the processes. What they are at is dropped."""
+        self._end(self._processes.copy())
+
+    def _end(self, processes: list["_Process"]) -> None:
         with self._lock:
-            self._idle = SimpleQueue()
-            _close_all(self._processes)
+            self._processes[:] = [process for process in self._processes if process not in processes]
+        self._idle.put(None)
+        _close_all(processes)
 
 
 class _Process:
@@ -315,21 +323,30 @@ def _serve(connection: Connection, pickled: bytes) -> None:
             slab = _slab(connection, place, mapped) if place else None
         except (EOFError, OSError):
             os._exit(0)
-        rows = make(raws, slab, place.start if place else 0)
+        try:
+            rows = make(raws, slab, place.start if place else 0)
+        except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
+            rows = [Row(None, error)] * len(raws)
         del slab
         try:
-            message = pickle.dumps(rows, protocol=5)
-        except Exception:  # noqa: BLE001 - a value or an error cannot be pickled
-            message = pickle.dumps([_picklable(row) for row in rows], protocol=5)
-        try:
-            connection.send_bytes(message)
+            connection.send_bytes(_pickled(rows))
         except OSError:
             os._exit(0)
 
 
+def _pickled(rows: list[Row]) -> bytes:
+    try:
+        pickled = pickle.dumps(rows, protocol=5)
+        if any(row.error for row in rows):
+            pickle.loads(pickled)  # noqa: S301 - our own; some errors can be pickled and not unpickled
+    except Exception:  # noqa: BLE001 - a value or an error cannot be sent
+        return pickle.dumps([_picklable(row) for row in rows], protocol=5)
+    return pickled
+
+
 def _picklable(row: Row) -> Row:
     try:
-        pickle.loads(pickle.dumps(row))  # noqa: S301 - our own; some errors can be pickled and not unpickled
+        pickle.loads(pickle.dumps(row))  # noqa: S301 - our own
     except Exception as cause:  # noqa: BLE001 - whatever it is, it cannot be sent
         if row.error is None:
             return Row(None, WorkerError(f"what transform= returned cannot be sent between processes: {cause}"))

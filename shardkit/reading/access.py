@@ -158,6 +158,7 @@ class ShardAccess:
             for row, place in enumerate(zip(*(array.tolist() for array in arrays), strict=True))
             if place[0] >= 0
         ]
+        members.sort(key=lambda member: member.offset)  # fields come in the order in which they lie
         data, places = self._read_members(shard, number, members, gap=REQUEST_BYTES, buffers=buffers)
         layout: BlockLayout = [(key, {}) for key in keys]
         for member, place in zip(members, places, strict=True):
@@ -246,7 +247,8 @@ class ShardAccess:
         if self._columns:
             values = self.indexes.column_values(shard, row, row + 1)
             sample[COLUMNS] = {name: value for name, (value,) in values.items()}
-        there = {field: arrays for field, arrays in rows.members.items() if arrays[0][at] >= 0}
+        lie = sorted((int(arrays[0][at]), field) for field, arrays in rows.members.items())
+        there = {field: rows.members[field] for offset, field in lie if offset >= 0}
         chosen = selection.choose({**sample, **there}).values() if selection.wanted else there
         fields = [field for field in dict.fromkeys(chosen) if field is not None and field not in sample]
         members = [FieldPlace(at, key, field, *(int(array[at]) for array in there[field])) for field in fields]

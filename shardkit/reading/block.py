@@ -81,13 +81,14 @@ class Block:
         return self.samples
 
     def spans(self) -> dict[str, tuple[list[int], list[int]]] | None:
-        """Return for each field where its data begins and ends in each sample; None if samples have different fields.
+        """Return for each field where its data begins and ends in each sample.
 
+        None if samples have different fields, or in another order.
         Raises as ``sample`` does.
         """
         layout = self._layout or self._walk()
-        names = layout[0][1].keys() if layout else ()
-        if any(fields.keys() != names for _, fields in layout):
+        names = [*layout[0][1]] if layout else []
+        if any([*fields] != names for _, fields in layout):
             return None
         found = {name: [fields[name] for _, fields in layout] for name in names}
         return {name: ([at >> _END_BITS for at in ats], [at & _END for at in ats]) for name, ats in found.items()}

@@ -88,6 +88,7 @@ class Transform:
         self._takes_rng = function is not None and _takes_rng(function)
         self.is_of_sample = function is not None
         self.functions = tuple(functions)
+        self._last = {name: one for one in self.functions for name in one.names}
         self.needs_rng = self._takes_rng or any(one.takes_rng for one in self.functions)
 
     @classmethod
@@ -135,7 +136,8 @@ class Transform:
         Args:
             sample: The sample.
             rng: For functions that need one.
-            outs: Where image transforms write to, by the names of the fields, if the result is uint8 and of that shape.
+            outs: Where image transforms write to, by the names of the fields, if the result is uint8 and of that shape,
+                and nothing sees it after them.
 
         Raises:
             SampleError: A field that has a function is missing.
@@ -152,7 +154,9 @@ class Transform:
                 names = function.names
                 if missing := [name for name in names if name not in sample]:
                     break
-                function(sample, rng, outs)
+                # What another function has still to see must not lie where that function's own result goes.
+                own = {name: out for name, out in (outs or {}).items() if self._last.get(name) is function}
+                function(sample, rng, own)
             else:
                 return sample
         except StopIteration as error:  # a loop over samples would end there, and not say that the rest is missing

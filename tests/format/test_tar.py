@@ -9,12 +9,13 @@ import tarfile
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import ArgumentError, ShardError, TruncatedShardError
 from shardkit.format import tar
 from shardkit.format.tar import END_OF_ARCHIVE, Member, member_header, member_size, padding, read_members
+from tests.support.shared import examples
 
 URL = "shards/train-000000.tar"
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -676,7 +677,7 @@ def test_what_is_written_is_read_back_by_shardkit_and_by_python(samples, window)
 
 
 @given(st.lists(path.filter(lambda name: "\n" not in name), min_size=1, max_size=30, unique=True))
-@settings(max_examples=15)
+@examples(0.3)
 def test_gnu_tar_lists_what_is_written(names):
     data = b"".join(member(name, os.fsencode(name)[:600]) for name in names) + END_OF_ARCHIVE
     listing = run_tar("-t", "--quoting-style=literal", input=data)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
@@ -27,7 +27,7 @@ from shardkit.reading.forward import find_shards, read_shard
 from shardkit.storage.local import LocalStorage
 from tests.support.folders import files_of
 from tests.support.forge import edit_manifest, index_of, index_path, manifest_of, rewrite_index
-from tests.support.shared import COMPRESSIONS, every_compression, tar_of
+from tests.support.shared import COMPRESSIONS, every_compression, examples, tar_of
 
 STORAGE = LocalStorage()
 NUM_SAMPLES = 14
@@ -103,7 +103,7 @@ def is_read(path):
     return not path.name.startswith((".", "manifest-"))
 
 
-@settings(max_examples=150)
+@examples(3)
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is_read(data, compression, originals):
     """What may go unnoticed: gzip's time, and files that no reader asks for here: an earlier manifest, a card."""
@@ -126,7 +126,7 @@ def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is
         shutil.rmtree(folder)
 
 
-@settings(max_examples=60)
+@examples(1.2)
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_file_that_is_cut_is_reported(data, compression, originals):
     original = originals[compression]

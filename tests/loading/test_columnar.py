@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
@@ -12,11 +12,11 @@ from shardkit import ShardDataset, ShardLoader
 from shardkit.codecs.registry import Decoder, encode
 from shardkit.errors import ShardkitError
 from shardkit.format.tar import member_header, padding
-from shardkit.loading.columnar import Arena, ColumnReader, parse_digits, regular_spans
+from shardkit.loading.columnar import Arena, ColumnReader, Values, parse_digits, regular_spans
 from shardkit.reading.block import Block
 from shardkit.reading.memory import Buffers
 from shardkit.sample import FieldSelection
-from tests.support.shared import assert_same_batch, tar_of
+from tests.support.shared import assert_same_batch, examples, tar_of
 
 EVERYTHING = FieldSelection.parse(None)
 SMALL = {"shard_bytes": 400_000, "block_bytes": 40_000, "compression": "none", "progress": False}
@@ -74,7 +74,7 @@ def datasets(draw):
     return samples
 
 
-@settings(max_examples=150)
+@examples(3)
 @given(samples=datasets())
 def test_a_dataset_gives_the_same_by_whole_blocks_and_row_by_row(tmp_path_factory, samples):
     folder = tmp_path_factory.mktemp("columnar") / "train"
@@ -194,11 +194,11 @@ def test_memory_that_is_full_of_blocks_changes_nothing(folder):
 
 def test_text_is_let_go_when_its_block_is_not_needed_any_more():
     arena = Arena(ColumnReader(EVERYTHING, None), Buffers(0), places=1, block_samples=8)
-    arena._columns = {"txt": np.array([b"long"] * 8, dtype=object)}
+    arena._columns = {"txt": Values(np.array([b"long"] * 8, dtype=object))}
 
     arena.clear(0)
 
-    assert not arena._columns["txt"].any()
+    assert not arena._columns["txt"].array.any()
 
 
 # -- the quick way to read a block's headers takes what it knows, and nothing else
@@ -267,7 +267,7 @@ EDITS = {
 EDITS |= {156: b"0\x005x17L", 345: b"\0a", 100: b"07", 257: b"u\0"}
 
 
-@settings(max_examples=1500)
+@examples(30)
 @given(
     edits=st.lists(
         st.tuples(st.sampled_from(HEADERS), st.sampled_from(sorted(EDITS)), st.integers(0, 9)), min_size=0, max_size=2
@@ -314,7 +314,7 @@ def test_arrays_that_are_not_alike_are_made_one_by_one(other, at):
 
     keys, columns = read(ALIKE)
     assert keys == [f"{i}" for i in range(9)]
-    assert np.array_equal(columns["npy"], ALIKE)
+    assert np.array_equal(columns["npy"].array, ALIKE)
 
     assert read([*ALIKE[:at], other, *ALIKE[at + 1 :]]) is None
 
@@ -343,7 +343,7 @@ def test_arrays_at_changing_distances_are_read_right():
 
     found = ColumnReader(EVERYTHING, Decoder()).read(as_block(block_of(members), 9))
 
-    assert found is None or np.array_equal(found[1]["npy"], ALIKE)
+    assert found is None or np.array_equal(found[1]["npy"].array, ALIKE)
 
 
 def test_an_arena_takes_only_blocks_like_its_first():

@@ -81,7 +81,7 @@ def test_only_who_waits_gets_more_threads_and_never_more_than_the_most(folder):
         with fetcher._lock:
             fetcher._waits = waits
             fetcher.hurry()
-            counts.append(fetcher._threads.count)
+            counts.append(fetcher.threads.count)
 
     assert counts == [2, 2, 4, 4, 8, 8, 16, 32, 32]
     assert len(list(batches)) == 50
@@ -94,3 +94,18 @@ def test_the_order_does_not_depend_on_which_block_comes_first(folder, monkeypatc
     labels, _ = fetching(folder, monkeypatch, lambda: time.sleep(waits.random() / 50))
 
     assert labels == expected
+
+
+def same(sample):
+    return sample
+
+
+@pytest.mark.parametrize("transform", [None, same])
+def test_an_epoch_may_have_thousands_of_blocks(tmp_path, transform):
+    samples = ({"__key__": f"{i:05d}", "cls": i} for i in range(2500))
+    shardkit.pack(samples, tmp_path / "many", block_bytes=1500, compression="none", progress=False)
+    dataset = ShardDataset(tmp_path / "many")
+    loader = ShardLoader(dataset, 100, transform=transform)
+
+    assert dataset.num_blocks >= 2500 // 2
+    assert sorted(label for batch in loader for label in batch["cls"].tolist()) == list(range(2500))

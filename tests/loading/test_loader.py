@@ -1,8 +1,11 @@
 """ShardLoader: every sample exactly once, the same order anywhere, resumable between any two batches."""
 
+import copy
 import gc
 import json
+import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import textwrap
@@ -466,6 +469,31 @@ def test_a_worker_process_that_dies_is_an_error_and_the_next_epoch_goes_on(datas
     loader.close()
 
 
+class OddError(Exception):
+    """An error that cannot be made again of its message."""
+
+    def __init__(self, what, how):
+        super().__init__(f"{what} {how}")
+
+
+def raise_oddly(sample):
+    if sample["__key__"] == "0100":
+        raise OddError("no", "way")
+    return sample
+
+
+@pytest.mark.multiprocess
+def test_an_error_that_cannot_be_sent_ends_the_pass_with_its_text_and_others_go_on(dataset):
+    loader = ShardLoader(dataset, 8, transform=raise_oddly, worker_type="process", num_workers=1)
+    for _ in range(2):
+        loader.set_epoch(0)
+        with pytest.raises(shardkit.WorkerError, match=r"(?s)an error that cannot be sent.*OddError: no way"):
+            list(loader)
+
+        assert [child.name for child in multiprocessing.active_children()].count("shardkit-rows") == 1
+    loader.close()
+
+
 def test_transforms_that_cannot_be_sent_are_refused_at_once(dataset):
     with pytest.raises(shardkit.ArgumentError, match="must be picklable"):
         ShardLoader(dataset, 8, transform=lambda sample: sample, worker_type="process")
@@ -514,13 +542,85 @@ def test_what_a_transform_raises_is_never_skipped(dataset):
         list(ShardLoader(dataset, 8, transform=fail_at_0100, on_error="skip"))
 
 
-def test_a_batch_of_which_everything_is_skipped_is_empty_and_still_comes(tmp_path):
-    shardkit.pack(({"__key__": f"{i}", "json": b"{"} for i in range(5)), tmp_path / "bad", **SMALL)
+@pytest.fixture
+def gaps(tmp_path):
+    """A dataset of which only the third and the fourth of ten samples can be decoded."""
+    samples = ({"__key__": f"{i}", "json": b"{}" if i in (2, 3) else b"{", "npy": np.zeros((3, i))} for i in range(10))
+    shardkit.pack(samples, tmp_path / "gaps", shuffle=False, **SMALL)
+    return ShardDataset(tmp_path / "gaps")
 
-    loader = ShardLoader(ShardDataset(tmp_path / "bad", fields=["json"]), 2, on_error="skip")
 
-    assert list(loader) == [{"json": [], "__key__": []}] * 3
-    assert loader.skipped == 5
+def test_a_first_batch_of_which_everything_is_skipped_is_an_error_that_says_so(gaps):
+    loader = ShardLoader(gaps, 2, shuffle=False, on_error="skip")
+    batches = iter(loader)
+
+    with pytest.raises(shardkit.TooManySkippedError, match="all samples of a batch were skipped, and there is none be"):
+        next(batches)
+    assert list(batches) == []
+    assert (loader.skipped, loader.state_dict()["position"]) == (2, 0)
+    assert wait_for_no_threads() == []
+
+
+def test_collate_fn_gets_an_empty_list_where_everything_is_skipped(gaps):
+    sizes = ShardLoader(gaps, 2, shuffle=False, on_error="skip", collate_fn=len)
+
+    assert list(sizes) == [0, 2, 0, 0, 0]
+    with pytest.raises(IndexError) as raised:
+        next(iter(ShardLoader(gaps, 2, shuffle=False, on_error="skip", collate_fn=default_collate)))
+    assert "collate_fn= got an empty list: all samples of the batch were skipped" in raised.value.__notes__
+
+
+def test_after_too_much_was_skipped_a_pass_is_over(gaps):
+    batches = iter(ShardLoader(gaps, 2, shuffle=False, on_error="skip", max_skipped=1))
+
+    with pytest.raises(shardkit.TooManySkippedError, match="2 samples were skipped, expected at most max_skipped=1"):
+        next(batches)
+
+    assert list(batches) == []
+    assert wait_for_no_threads() == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
+def test_after_an_error_of_the_engine_a_pass_is_over(dataset, error):
+    batches = iter(ShardLoader(dataset, 4))
+    next(batches)
+    batches._engine._failures.put(error("raised in a thread"))
+
+    with pytest.raises(error, match="raised in a thread"):
+        list(batches)
+
+    assert list(batches) == []
+    assert wait_for_no_threads() == []
+
+
+def test_a_thread_that_dies_without_a_word_ends_the_pass(dataset):
+    may_go_on = threading.Event()
+    batches = iter(ShardLoader(dataset, 4, transform=lambda sample: may_go_on.wait(60) and sample, num_workers=1))
+    batches._engine._workers.close(wait=False)
+    may_go_on.set()
+
+    with pytest.raises(shardkit.WorkerError, match="a thread of the loader has died"):
+        list(batches)
+
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("then", ["begin", "resume", "next epoch"])
+def test_a_copy_of_a_loader_is_where_the_loader_is(dataset, copied, then):
+    loader = ShardLoader(dataset, 4, seed=3, transform=add_noise)
+    if then != "begin":
+        first = list(islice(loader, 5))
+    if then == "resume":
+        loader.load_state_dict(loader.state_dict())
+    copies = copied(loader)
+
+    assert len(copies) == len(loader)
+    assert copies.state_dict() == loader.state_dict()
+    assert [batch["noise"].tolist() for batch in copies] == [batch["noise"].tolist() for batch in loader]
+    if then != "begin":
+        assert keys_of(first) != keys_of(islice(copies, 5))
+    assert copies.state_dict() == loader.state_dict() or then != "begin"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -29,6 +29,7 @@ from shardkit.loading.stream import ShardStream, Skipped, StreamWarning
 from shardkit.sample import KEY, URL
 from shardkit.storage.local import LocalStorage
 from tests.reading.test_forward import samples_of, tar, tar_of, write_dataset
+from tests.support.shared import examples
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::shardkit.loading.stream.StreamWarning"),
@@ -104,7 +105,7 @@ def test_without_shuffling_the_order_is_that_of_the_shards(shards):
     assert keys(stream) == names(20)
 
 
-@settings(max_examples=30)
+@examples(0.6)
 @given(
     world_size=st.integers(1, 7),
     num_workers=st.integers(1, 4),

@@ -1,5 +1,6 @@
 """Threads that end when they are told to, or with the program, whatever they are at."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ def names():
 
 
 def test_tasks_are_done_in_the_order_given():
-    done, threads = SimpleQueue(), Threads(1, "test")
+    done, threads = SimpleQueue(), Threads(1, "test", SimpleQueue())
     for i in range(1000):
         threads.submit(done.put, i)
 
@@ -23,7 +24,7 @@ def test_tasks_are_done_in_the_order_given():
 
 
 def test_as_many_tasks_are_done_at_a_time_as_there_are_threads():
-    threads, meeting = Threads(3, "test"), threading.Barrier(4)
+    threads, meeting = Threads(3, "test", SimpleQueue()), threading.Barrier(4)
     for _ in range(3):
         threads.submit(meeting.wait, 60)
 
@@ -33,7 +34,7 @@ def test_as_many_tasks_are_done_at_a_time_as_there_are_threads():
 
 def test_closing_ends_what_is_done_and_drops_the_rest():
     begun, may_end, done = threading.Event(), threading.Event(), []
-    threads = Threads(1, "test")
+    threads = Threads(1, "test", SimpleQueue())
     threads.submit(lambda: (begun.set(), may_end.wait(60), done.append("first")))
     threads.submit(done.append, "second")
     begun.wait(60)
@@ -47,10 +48,33 @@ def test_closing_ends_what_is_done_and_drops_the_rest():
 
 
 def test_closing_twice_and_from_one_of_its_own_threads_is_fine():
-    threads = Threads(2, "test")
+    threads = Threads(2, "test", SimpleQueue())
     threads.submit(lambda: threads.close(wait=True))
     threads.join(60)
     threads.close(wait=True)
+
+    assert not names()
+
+
+def test_a_task_that_raises_ends_the_threads_and_says_so():
+    failures = SimpleQueue()
+    threads = Threads(2, "test", failures)
+    threads.submit(lambda: 1 / 0)
+    threads.join(60)
+
+    assert isinstance(failures.get(), ZeroDivisionError)
+    assert threads.has_ended
+    assert not names()
+
+
+def test_threads_that_nobody_refers_to_end():
+    threads = Threads(2, "test", SimpleQueue())
+    (one, other) = threads._threads
+    assert not threads.has_ended
+    del threads
+    gc.collect()
+    one.join(60)
+    other.join(60)
 
     assert not names()
 
@@ -62,8 +86,9 @@ def run(program):
 
 def test_a_program_ends_though_nobody_has_closed_them():
     ended = run("""
+        from queue import SimpleQueue
         from shardkit.loading.threads import Threads
-        threads = Threads(4, "test")
+        threads = Threads(4, "test", SimpleQueue())
         threads.submit(print)
     """)
 
@@ -73,9 +98,11 @@ def test_a_program_ends_though_nobody_has_closed_them():
 def test_a_program_ends_though_a_task_does_not():
     ended = run("""
         import threading, shardkit.loading.threads
+        from queue import SimpleQueue
         shardkit.loading.threads._EXIT_SECONDS = 0.1
         begun = threading.Event()
-        shardkit.loading.threads.Threads(2, "test").submit(lambda: (begun.set(), threading.Event().wait()))
+        threads = shardkit.loading.threads.Threads(2, "test", SimpleQueue())
+        threads.submit(lambda: (begun.set(), threading.Event().wait()))
         begun.wait()
     """)
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -34,6 +34,7 @@ from shardkit.reading import index_cache as indexes
 from shardkit.reading.dataset import ShardDataset
 from shardkit.storage.local import LocalStorage
 from tests.support.forge import index_of, index_path, rewrite_index
+from tests.support.shared import examples
 
 COUNT = 203
 
@@ -121,7 +122,7 @@ def test_every_sample_is_what_was_packed(folder):
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@examples(0.6)
 def test_it_is_indexed_as_a_list(folders, data):
     dataset = ShardDataset(folders[data.draw(st.sampled_from(["none", "zst"]))], fields=("cls",))
     expected = list(range(COUNT))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from hypothesis.extra import numpy as npst
 
 from shardkit.codecs.registry import Decoder, encode
@@ -29,6 +30,11 @@ PHOTO[::3, ::5] ^= 21
 # Arrays of all types that a file can hold.
 dtypes = npst.scalar_dtypes() | npst.array_dtypes(max_size=3) | npst.unicode_string_dtypes() | npst.byte_string_dtypes()
 arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=0, min_side=0, max_side=4))
+
+
+def examples(times):
+    """Return settings with so many times as many examples as the profile has, the nightly one too."""
+    return settings(max_examples=max(1, round(times * settings().max_examples)))
 
 
 def tar_of(members):
@@ -108,15 +114,26 @@ def assert_same_batch(ours, theirs):
     """Check that two batches have the same fields in the same order, of the same types and values."""
     assert list(ours) == list(theirs)
     for name, value in ours.items():
-        assert type(value) is type(theirs[name])
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == theirs[name].dtype
-            assert torch.equal(value, theirs[name])
-        else:
-            assert [type(one) for one in value] == [type(one) for one in theirs[name]]
-            for one, other in zip(value, theirs[name], strict=True):
-                equal = torch.equal if isinstance(one, torch.Tensor) else np.array_equal
-                assert equal(one, other)
+        assert_same_value(value, theirs[name])
+
+
+def assert_same_value(ours, theirs):
+    """Check that two values are the same to the bit and to the type, also those in them, and their order."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, torch.Tensor):
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        assert torch.equal(ours, theirs)
+    elif isinstance(ours, np.ndarray | np.generic):
+        assert same_array(ours, theirs)
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        assert_same_value(list(ours.values()), list(theirs.values()))
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same_value(one, other)
+    else:
+        assert ours == theirs
 
 
 def misplace(dataset, field, part, value):

@@ -189,6 +189,22 @@ def aws(tmp_path, monkeypatch):
     credentials._sessions.clear()
 
 
+@pytest.mark.parametrize("where", ["client_kwargs", "profile", "environment"])
+def test_requests_are_signed_for_the_region_that_the_user_says(aws, monkeypatch, where):
+    options = {"key": "k", "secret": "s"}
+    if where == "client_kwargs":
+        options["client_kwargs"] = {"region_name": "eu-west-1"}
+    elif where == "profile":
+        aws.with_name("config").write_text("[profile mine]\nregion = eu-west-1\n")
+        options["profile"] = "mine"
+    else:
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+
+    _, headers = credentials.session_for(credentials.S3Options(**options)).sign("s3://bucket/key")
+
+    assert "/eu-west-1/s3/aws4_request" in headers["Authorization"]
+
+
 def test_credentials_regions_and_endpoints_are_those_of_every_aws_tool(moto, packed, aws, monkeypatch):
     with pytest.raises(AccessError, match=r"no credentials were found \(there are none\); set AWS_PROFILE, or pass"):
         shardkit.ShardDataset(packed, storage_options={"endpoint_url": moto.url})
