@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
 from shardkit.errors import ArgumentError, DatasetExistsError, UnfinishedDatasetError
 from tests.support.forge import manifest_of
+from tests.support.shared import examples
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 GOLDEN = ROOT / "tests" / "data" / "format-1"
@@ -71,7 +72,7 @@ def undisturbed(tmp_path_factory):
     return folders
 
 
-@settings(max_examples=12)
+@examples(1 / 5)
 @given(compression=st.sampled_from(["none", "zst", "gz"]), kills=st.lists(st.integers(1, 90), min_size=1, max_size=2))
 def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression, kills, undisturbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed") / "out"
@@ -89,7 +90,7 @@ def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression,
     shutil.rmtree(folder.parent)
 
 
-@settings(max_examples=8)
+@examples(1 / 8)
 @given(compression=st.sampled_from(["none", "zst", "gz"]), steps=st.integers(8, 80))
 def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, steps, undisturbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed") / "out"
