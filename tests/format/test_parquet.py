@@ -29,10 +29,6 @@ from shardkit.format.parquet import (
 MIB = 1 << 20
 
 
-def plain(kind, values):
-    return st.tuples(st.just(kind), st.none() | values)
-
-
 leaves = st.sampled_from(
     [
         (pa.int64(), st.integers(-(2**63), 2**63 - 1)),

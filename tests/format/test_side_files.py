@@ -46,7 +46,7 @@ def datasets(draw):
     """Return for each shard its block table, and for each of its samples the promoted columns."""
     names = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=3))
     row = st.fixed_dictionaries({name: st.none() | VALUES[name] for name in names})
-    return names, draw(st.lists(st.tuples(block_rows, st.lists(row, max_size=6)), max_size=4))
+    return names, draw(st.lists(st.tuples(block_rows, st.lists(row, max_size=6)), max_size=3))
 
 
 def write(folder, shards):
