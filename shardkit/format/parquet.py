@@ -201,13 +201,13 @@ class CheckedParquet:
         self._metadata: pq.FileMetaData = pq.read_metadata(io.BytesIO(footer))
         if self._metadata.num_columns > _MOST_COLUMNS:
             raise ParquetError(f"it has {self._metadata.num_columns:,} columns, expected at most {_MOST_COLUMNS:,}")
-        self._schema: pa.Schema = self._metadata.schema.to_arrow_schema()
         self._file = _Chunks(size)
         # pyarrow must not start threads: those that are left when a short program ends abort it ("terminate called
         # without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
         self._parquet = pq.ParquetFile(
             self._file, metadata=self._metadata, page_checksum_verification=True, pre_buffer=False
         )
+        self._schema: pa.Schema = self._parquet.schema_arrow.remove_metadata()
         self._leaves = _leaves_of(self._schema)
         if len(self._leaves) != len(self._schema):
             raise ParquetError("it has two columns of one name")

@@ -319,6 +319,9 @@ def test_columns_are_fields_or_functions_of_the_sample(tmp_path):
     }
     assert index_shards(str(tmp_path), overwrite=True).columns.keys() == {"label", "length", "key"}
     (tmp_path / "manifest.json").unlink()
+    assert index_shards(str(tmp_path)).columns.keys() == {"label", "length", "key"}  # of the indexes that are left
+    (tmp_path / "manifest.json").unlink()
+    shutil.rmtree(tmp_path / "__index__")
     assert index_shards(str(tmp_path)).columns == {}
 
 
