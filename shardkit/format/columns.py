@@ -1,5 +1,6 @@
 """Columns: values promoted into the index, so that samples are chosen before any shard is read."""
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -143,10 +144,16 @@ def make_schema(columns: "Iterable[pa.Field]") -> "pa.Schema":
 
 
 def promoted_columns(schema: "pa.Schema") -> "pa.Schema":
-    """Return the promoted columns of an index with this schema."""
+    """Return the promoted columns of an index with this schema, as they are when they are read from Parquet."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    return pa.schema([f.remove_metadata() for f in schema if ":" not in f.name and not f.name.startswith("__")])
+    columns = pa.schema([f.remove_metadata() for f in schema if ":" not in f.name and not f.name.startswith("__")])
+    if any(column.type.num_fields for column in columns):  # it calls the elements of lists by another name
+        file = io.BytesIO()
+        pq.write_table(columns.empty_table(), file)
+        columns = pq.read_schema(file).remove_metadata()
+    return columns
 
 
 class ColumnTypes:
