@@ -102,7 +102,9 @@ def test_a_missing_field_is_an_error_that_says_what_there_is():
 
 
 @pytest.mark.parametrize(
-    "fields", ["jpg", [], {}, [""], ["jpg", "jpg"], {"__key__": "txt"}, {"a": ""}, ["jpg;"]], ids=repr
+    "fields",
+    ["jpg", [], {}, [""], ["jpg", "jpg"], {"__key__": "txt"}, {"a": ""}, ["jpg;"], {"a": "txt;__key__"}],
+    ids=repr,
 )
 def test_what_is_no_selection_is_refused(fields):
     with pytest.raises(ArgumentError, match="fields"):
