@@ -166,7 +166,7 @@ class WorkerError(ShardkitError):
 
 
 class TooManySkippedError(ShardkitError):
-    """More samples or shards were skipped than ``max_skipped`` allows."""
+    """More samples or shards were skipped than ``max_skipped`` allows, or all of a loader's first batch."""
 
 
 class MissingExtraError(ShardkitError, ImportError):

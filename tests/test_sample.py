@@ -150,6 +150,7 @@ def test_a_missing_field_is_an_error_that_says_what_there_is():
     [
         *["jpg", [], {}, [""], ["jpg", "jpg"], {"__key__": "txt"}, {"a": ""}, ["jpg;"], ["jpg?;png"], ["?"]],
         *[[":unchanged"], ["png:"], ["png:grey"], ["png:rgb:rgb"], ["png?:rgb"], {"a": "jpg;png:grey"}],
+        {"a": "txt;__key__"},
     ],
     ids=repr,
 )

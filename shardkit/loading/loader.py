@@ -228,8 +228,8 @@ class ShardLoader:
         return made
 
     def __reduce__(self) -> tuple[Callable[..., "ShardLoader"], tuple[Any, ...]]:
-        place = {name: getattr(self, name) for name in ("_epoch", "_position", "_skipped", "_is_used", "_pass")}
-        return _restored, (partial(type(self), **self._arguments), place)
+        names = ("_epoch", "_position", "_skipped", "_pass", "_is_used", "_empty")
+        return _restored, (partial(type(self), **self._arguments), {name: getattr(self, name) for name in names})
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be this epoch, from its beginning, and those after it the following ones.

@@ -140,10 +140,13 @@ def with_itself(sample):
     return sample | {name: ~value for name, value in arrays.items()} | {f"old {n}": v for n, v in arrays.items()}
 
 
-def the_long_way(dataset, *, batch_size, lanes, seed, on_error, transform=None, epoch=0):
-    """Yield the batches of an epoch, each collated of samples that were read alone; an error of ours ends it."""
+def the_long_way(dataset, before, *, batch_size, lanes, seed, on_error, transform=None, epoch=0):
+    """Yield the batches of an epoch, each collated of samples that were read alone; an error of ours ends it.
+
+    What the last batch was like is noted in ``before``, for one that has lost all samples.
+    """
     plan = dataset.order(seed=seed, epoch=epoch, lanes=lanes)
-    transform, empty = Transform.parse(transform), None
+    transform = Transform.parse(transform)
     for start in range(0, len(dataset), batch_size):
         positions = plan.deal(start, min(start + batch_size, len(dataset)), 0, 1)
         samples = []
@@ -156,10 +159,11 @@ def the_long_way(dataset, *, batch_size, lanes, seed, on_error, transform=None, 
                     raise
         if samples:
             batch = collate(samples, selection=dataset.selection)
-            empty = {n: value[:0] if isinstance(value, torch.Tensor) else [] for n, value in batch.items()}
-        elif empty is None:
+            before.clear()
+            before |= {n: value[:0] if isinstance(value, torch.Tensor) else [] for n, value in batch.items()}
+        elif not before:
             raise TooManySkippedError("all of the first batch")
-        yield batch if samples else empty
+        yield batch if samples else before.copy()
 
 
 def until_error(batches):
@@ -247,7 +251,8 @@ def compare(samples, of_dataset, of_loader, names, server, folder, *, is_strange
         if compression == "none" or ("compressed" in names and not is_strange):
             write(folder / compression, samples, compression, is_strange=is_strange)
     dataset = ShardDataset(folder / "none", **of_dataset)
-    expected = [until_error(the_long_way(dataset, epoch=epoch, **of_loader)) for epoch in range(2)]
+    before = {}
+    expected = [until_error(the_long_way(dataset, before, epoch=epoch, **of_loader)) for epoch in range(2)]
     for name in names:
         if name == "compressed" and is_strange:
             continue
