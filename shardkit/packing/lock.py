@@ -13,6 +13,17 @@ from shardkit.storage.local import working_folder
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
 
+_held: set[int] = set()  # descriptors of this process's locks
+
+
+def _leave_to_parent() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)  # an executor's worker may outlive the pack that forked it
+
 
 @contextmanager
 def exclusive(folders: Iterable[str]) -> Iterator[None]:
@@ -45,6 +56,7 @@ def _lock(folder: Path, url: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _held.add(descriptor)
     try:
         if not _take(descriptor, path):
             raise DatasetExistsError(
@@ -58,6 +70,7 @@ def _lock(folder: Path, url: str) -> Iterator[None]:
                 for parent in made:
                     parent.rmdir()
     finally:
+        _held.discard(descriptor)
         os.close(descriptor)
 
 
