@@ -132,10 +132,14 @@ class Target:
 
     def clean(self, keep: Container[str]) -> set[str]:
         """Delete what killed writers and replaced datasets left, and return what is left of ``keep``."""
-        if not is_remote(self.folder):
-            remove_temporary_files(self.folder)
+        self.sweep()
         delete_others(self._storage, self.folder, keep=keep)
         return {name for name in self._storage.list(self.folder) if name in keep}
+
+    def sweep(self) -> None:
+        """Delete the temporary files of writers that were killed."""
+        if not is_remote(self.folder):
+            remove_temporary_files(self.folder)
 
     def finished_shard(self, stem: str, compression: Compression, plan: str) -> WrittenShard | None:
         """Return a shard that an earlier call of the same pack finished; None if there is none."""
