@@ -55,11 +55,12 @@ def promised_hashes(source: ListedSource) -> UInt64Array:
     Raises:
         SampleError: A key cannot be written. This, and whatever the source raises, gets a note of the sample.
     """
-    return np.fromiter(_asked(source, lambda i: hash_key(check_key(source.key(i)))), dtype=np.uint64, count=len(source))
+    count = len(source)
+    return np.fromiter(_asked(count, lambda i: hash_key(check_key(source.key(i)))), dtype=np.uint64, count=count)
 
 
-def _asked(source: ListedSource, ask: Callable[[int], int]) -> Iterator[int]:
-    for position in range(len(source)):
+def _asked(count: int, ask: Callable[[int], int]) -> Iterator[int]:
+    for position in range(count):
         try:
             answer = ask(position)
         except Exception as error:
@@ -91,8 +92,9 @@ class ListedRecords:
     def __init__(self, source: ListedSource, fingerprint: str) -> None:
         self._source = source
         self.hashes = promised_hashes(source)
-        sizes = _asked(source, lambda i: min(sample_size(source.key(i), source.sizes(i)), _LARGEST))
-        self.tar_sizes = np.fromiter(sizes, dtype=np.int64, count=len(self.hashes))
+        count = len(self.hashes)
+        sizes = _asked(count, lambda i: min(sample_size(source.key(i), source.sizes(i)), _LARGEST))
+        self.tar_sizes = np.fromiter(sizes, dtype=np.int64, count=count)
         promised = hashlib.sha256(fingerprint.encode("utf-8", "surrogateescape"))
         promised.update(self.hashes.data)
         promised.update(self.tar_sizes.data)

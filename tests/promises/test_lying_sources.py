@@ -45,6 +45,8 @@ class Source:
     def __len__(self):
         if self.lie == "is longer than it is" and self.taken is None:
             return len(self.samples) + 2
+        if self.lie == "is shorter when it is asked again" and not self.is_first(0, "length"):
+            return len(self.samples) - 1
         return len(self.samples)
 
     def key(self, position):
@@ -135,8 +137,11 @@ OTHERS = [
     *["promises another's key", "promises another's key at first", "promises a key that is none", "fails at a key"],
     *["promises another key later", "gives another key", "gives another's key", "gives no key", "gives no dict"],
     *["gives nothing", "fails", "ends", "gives what cannot be encoded", "is longer than it is", "takes fewer"],
+    "is shorter when it is asked again",
     *["takes the first", "takes one twice", "promises another key until it is taken"],
 ]
+
+HARMLESS = ["promises another key later", "takes the first", "is shorter when it is asked again"]  # or an error
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +200,12 @@ def test_a_source_that_lies_is_packed_as_it_is_or_named(
 
     if failure is None:
         assert published(folder) == exact
-        assert lie in ("", "promises another key later", "takes the first") or (transform and lie in OF_SIZES)
+        assert lie in ("", *HARMLESS) or (transform and lie in OF_SIZES)
     else:
         assert lie
         assert published(folder) is None
         assert not list(folder.glob(".*"))
         named = {f"class/{at:03d}", f"class/{(at + 1) % COUNT:03d}", f"sample {at}", "class/later"}
-        if "takes" in lie or lie == "is longer than it is":
+        if lie.startswith(("takes", "is ")):
             named = {f"class/{number:03d}" for number in range(COUNT)} | {f"sample {COUNT}"}
         assert any(name in told(failure) for name in named), told(failure)
