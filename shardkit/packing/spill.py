@@ -232,7 +232,6 @@ class Spill:
         self._table = np.concatenate([np.zeros(0, dtype=_TABLE), *(segment.table for segment in segments)])
         parts = np.split(self._table, self._ends[:-1])  # views, so that each table is there once
         self._segments = [replace(segment, table=part) for segment, part in zip(segments, parts, strict=False)]
-        self._has_order = False
         self.tar_sizes: npt.NDArray[np.int64] = self._table["tar"]
         self.hashes: UInt64Array = self._table["hash"]
         content = hashlib.sha256()
@@ -247,7 +246,6 @@ class Spill:
         """
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        self._has_order = True
         for number, (segment, ranks) in enumerate(zip(self._segments, np.split(rank, self._ends[:-1]), strict=False)):
             if not segment.is_sorted:
                 positions = np.argsort(ranks)
@@ -267,22 +265,22 @@ class Spill:
 
     def take(self, positions: npt.NDArray[np.int64], /) -> "SpillPart":
         """Return some of the samples, in that order."""
-        return self._take(positions, ahead=_AHEAD_BYTES if self._has_order else 0)
-
-    def _take(self, positions: npt.NDArray[np.int64], *, ahead: int) -> "SpillPart":
         segments = np.searchsorted(self._ends, positions, side="right").astype(np.int32)
         is_sorted = np.array([segment.is_sorted for segment in self._segments], dtype=np.bool_)
         rows = self._table[positions]
-        return SpillPart(
-            self._storage, self._url, is_sorted, segments, rows["offset"], _sizes(rows), rows["crc32"], ahead
-        )
+        offsets, sizes = rows["offset"], _sizes(rows)
+        by_segment = np.argsort(segments, kind="stable")
+        follows = offsets[by_segment][1:] == (offsets + sizes)[by_segment][:-1]
+        are_ranges = follows[np.diff(segments[by_segment]) == 0].all()  # one of each segment
+        ahead = _AHEAD_BYTES if are_ranges else 0
+        return SpillPart(self._storage, self._url, is_sorted, segments, offsets, sizes, rows["crc32"], ahead)
 
     def keys(self) -> Iterator[str]:
         """Yield all keys, in order."""
         for begin, segment in zip(self._ends, self._segments, strict=True):
             by_offset = np.argsort(segment.table["offset"])
             keys = [""] * len(by_offset)
-            part = self._take(begin - len(by_offset) + by_offset, ahead=_AHEAD_BYTES)
+            part = self.take(begin - len(by_offset) + by_offset)
             for row, sample in zip(by_offset.tolist(), part, strict=True):
                 keys[row] = sample.key
             yield from keys

@@ -68,6 +68,10 @@ def test_samples_come_back_in_the_order_of_the_plan_by_one_read_of_each_segment(
         assert list(spill.take(order)) == [given_samples[i] for i in order]
         assert {f for fields in spill.fields() for f in fields} == {f for s in given_samples for f, _ in s.members}
 
+        storage.reads.clear()
+        assert list(spill.take(np.arange(len(order)))) == given_samples
+        assert len({name for name, _, _ in storage.reads}) == len(storage.reads)
+
         digest = spill.digest
         sort(spill, order)
 
