@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -750,7 +751,7 @@ def test_a_disk_that_is_too_full_for_the_samples_that_wait_is_an_error_that_says
     monkeypatch.setattr("shardkit.packing.spill._to_tar", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*\.shardkit-\d+/\w+/\w+-000000\.tar'") as caught:
         quiet(samples(3), tmp_path / "ds")
-    assert "TMPDIR says where" in caught.value.__notes__[-1]
+    assert "TMPDIR says where" in "".join(traceback.format_exception(caught.value))
 
 
 class Interrupt(Exception):  # noqa: N818
