@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -745,12 +746,14 @@ def test_a_disk_that_is_full_is_an_error_that_leaves_nothing_incomplete_and_the_
 
 
 def test_a_disk_that_is_too_full_for_the_samples_that_wait_is_an_error_that_says_where_they_do(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(descriptor):
+        if re.search(r"/\.shardkit-\d+/", str(Path(f"/proc/self/fd/{descriptor}").readlink())):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("shardkit.packing.spill._to_tar", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*\.shardkit-\d+/\w+/\w+-000000\.tar'") as caught:
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"/\.shardkit-\d+/\w+/\w+-000000\.tar") as caught:
         quiet(samples(3), tmp_path / "ds")
+    assert "No space left on device" in str(caught.value)
     assert "TMPDIR says where" in "".join(traceback.format_exception(caught.value))
 
 
