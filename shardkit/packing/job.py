@@ -1,20 +1,20 @@
 """A source -> a dataset: shuffled, levelled, split, resumable.
 
-Where the sizes are known the plan is made at once; else the samples go once through a spill on disk. The plan says
-which sample goes into which shard, so that a shard is a task of its own that gives the same bytes wherever and
-whenever it is done.
+Where the sizes are known the plan is made at once; else the samples go once through a spill: plain shards in
+``TMPDIR``, or in the destination where tasks may be done on other machines. The plan says which sample goes into which
+shard, so that a shard is a task of its own that gives the same bytes wherever and whenever it is done.
 """
 
 import hashlib
 import inspect
 import json
 import os
-import shutil
+import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import closing
-from pathlib import Path
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -33,24 +33,26 @@ from shardkit.errors import (
 from shardkit.format.columns import Column, ColumnMaker
 from shardkit.format.index import choose_block_samples
 from shardkit.format.manifest import Manifest, read_manifest
-from shardkit.format.shard_writer import WrittenShard, choose_compression, encode_sample
+from shardkit.format.shard_writer import WrittenShard, choose_compression
 from shardkit.format.side_files import publish_card
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.hashing import Permutation, derive
 from shardkit.packing.checks import CheckTask, Undecodable, parse_check
 from shardkit.packing.lock import exclusive
-from shardkit.packing.plan import ShardPlan, assign_splits, check_splits, plan_shards
-from shardkit.packing.records import ListedPart, ListedRecords, Records, SampleFunction, SampleTransform
-from shardkit.packing.spill import SPILL_NAME, Segment, Spill, read_segment, segment_url, write_segments
-from shardkit.packing.target import (
-    Request,
-    Target,
-    check_apart,
-    describe_transform,
-    refuse_dataset,
-    refuse_other_splits,
+from shardkit.packing.plan import Positions, ShardPlan, assign_splits, check_splits, plan_shards
+from shardkit.packing.records import (
+    ListedPart,
+    ListedRecords,
+    Records,
+    SampleFunction,
+    SampleTransform,
+    encode_samples,
+    promised_hashes,
+    take_part,
 )
-from shardkit.packing.tasks import ShardTask, SpillTask
+from shardkit.packing.spill import Segment, SegmentTask, Spill, Staging, read_segment, segment_url, write_segments
+from shardkit.packing.target import Request, Target, check_apart, refuse_dataset, refuse_other_splits
+from shardkit.packing.tasks import ShardTask
 from shardkit.packing.workers import Workers
 from shardkit.packing.writer import (
     check_shard_samples,
@@ -65,8 +67,8 @@ from shardkit.packing.writer import (
 from shardkit.progress import track
 from shardkit.sources.folders import ListedSource
 from shardkit.sources.shards import ShardSource
-from shardkit.storage.base import format_bytes, join, parse_bytes
-from shardkit.storage.local import working_folder
+from shardkit.storage.base import Storage, format_bytes, join, parse_bytes
+from shardkit.storage.local import absolute_url
 from shardkit.storage.os_errors import FULL
 from shardkit.storage.registry import storage_for
 
@@ -114,7 +116,7 @@ class _Pack:
 
     def run(self, *, resume: bool, overwrite: bool) -> dict[str, Manifest]:
         check_apart(self._source, [target.folder for target in self._targets.values()])
-        refuse_links(self._folder, SPILL_NAME, *(self._request.splits or ()))
+        refuse_links(self._folder, *(self._request.splits or ()))
         for target in self._targets.values():
             refuse_links(target.folder)
         try:
@@ -141,66 +143,87 @@ class _Pack:
             for target in self._targets.values():
                 target.check_source(self._fingerprint)
         if self._decoder or not (listed and all(target.is_finished for target in self._targets.values())):
-            spill = working_folder(self._folder) / SPILL_NAME
-            if overwrite or not resume:
-                shutil.rmtree(spill, ignore_errors=True)
+            elsewhere = self._workers.are_elsewhere
+            Staging(self._folder, self._storage, is_shared=not elsewhere).clear()  # an earlier call had other workers
+            staging = Staging(self._folder, self._storage, is_shared=elsewhere)
             try:
-                self._write(self._records(str(spill)), spill)
+                self._write(self._records(staging, resume=resume and not overwrite), staging)
             except BaseException as error:
                 unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError | StorageError)
                 if not listed or unusable:  # the next call could do nothing with it
-                    shutil.rmtree(spill, ignore_errors=True)
+                    staging.clear()
+                if isinstance(error, OSError) and str(error.filename).startswith(staging.url):
+                    error.add_note("All samples wait there until they are packed. Without executor, TMPDIR says where.")
                 raise
         return {
             name: read_manifest(target.folder, storage_options=self._storage_options)
             for name, target in self._targets.items()
         }
 
-    def _records(self, spill: str) -> Records:
+    def _records(self, staging: Staging, *, resume: bool) -> Records:
         source, transform = self._source, self._request.transform
         if isinstance(source, ListedSource) and transform is None:
             return ListedRecords(source, self._fingerprint)
         for target in self._targets.values():
             target.announce()
         if isinstance(source, ListedSource):
-            return Spill(self._spill_listed(source, spill))
+            described = json.dumps([self._described, self._fingerprint, _SPILL_SAMPLES], sort_keys=True)
+            stem = hashlib.sha256(described.encode()).hexdigest()[:16]
+            there = staging.clear(keep=stem if resume else None)
+            url = join(staging.url, stem)
+            segments = self._spill_listed(source, staging.storage, url, there)
+            return Spill(staging.storage, url, segments, is_kept=True)
+        staging.clear()
+        url = join(staging.url, secrets.token_hex(8))  # which workers of a killed pack do not write to
         samples: Iterable[Mapping[str, Any]] = source if transform is None else transform.of_all(source)
         with track("reading", total=None, enabled=self._progress) as advance:
-            encoded = _counted((encode_sample(s) for s in samples), advance)
-            return Spill(list(write_segments(spill, encoded, shard_bytes=self._request.shard_bytes)))
+            encoded = _counted(encode_samples(samples), advance)
+            segments = list(write_segments(staging.storage, url, encoded, shard_bytes=self._request.shard_bytes))
+        return Spill(staging.storage, url, segments, is_kept=False)
 
-    def _spill_listed(self, source: ListedSource, spill: str) -> list[Segment]:
+    def _spill_listed(self, source: ListedSource, storage: Storage, url: str, there: Container[str]) -> list[Segment]:
         """Encode a listed source with a transform, in parallel; segments that an earlier call finished are kept."""
-        transform = self._request.transform
-        whole = f"{self._fingerprint} {describe_transform(transform)}"
-        urls = [segment_url(spill, number) for number in range(-(-len(source) // _SPILL_SAMPLES))]
+        hashes = promised_hashes(source)
         segments: dict[str, Segment] = {}
-        tasks = []
-        for number, url in enumerate(urls):
-            fingerprint = hashlib.sha256(f"{whole} {number} {_SPILL_SAMPLES}".encode()).hexdigest()
-            earlier = read_segment(url)
-            if earlier is not None and earlier.fingerprint == fingerprint:
-                segments[url] = earlier
-            else:
-                start = number * _SPILL_SAMPLES
-                part = source.take(range(start, min(start + _SPILL_SAMPLES, len(source))))
-                tasks.append(SpillTask(url, ListedPart(part, transform), self._request.shard_bytes, fingerprint))
+        urls = [segment_url(url, number) for number in range(-(-len(hashes) // _SPILL_SAMPLES))]
+
+        def tasks() -> Iterator[SegmentTask]:
+            for number, segment in enumerate(urls):
+                earlier = read_segment(storage, segment, there)
+                if earlier is not None:
+                    segments[segment] = earlier
+                    advance(len(earlier.table))
+                    continue
+                some = range(len(hashes))[number * _SPILL_SAMPLES : (number + 1) * _SPILL_SAMPLES]
+                part = take_part(source, some)
+                samples = ListedPart(part, hashes[some.start : some.stop], transform=self._request.transform)
+                yield SegmentTask(storage, segment, samples, self._request.shard_bytes)
+
         with (
-            track("transforming", total=len(source), enabled=self._progress) as advance,
-            closing(self._workers.run(tasks)) as results,
+            track("transforming", total=len(hashes), enabled=self._progress) as advance,
+            closing(self._workers.run(tasks())) as results,
         ):
-            for segment in results:
-                segments[segment.url] = segment
-                advance(len(segment.samples))
-        return [segments[url] for url in urls]
+            for done in results:
+                segments[done.url] = done
+                advance(len(done.table))
+        return [segments[segment] for segment in urls]
+
+    def _sort(self, spill: Spill, order: Positions) -> None:
+        with (
+            track("sorting", total=len(order), enabled=self._progress) as advance,
+            closing(self._workers.run(spill.sort_tasks(order))) as results,
+        ):
+            for number in results:
+                advance(spill.end_sort(number))
 
     def _check(self, records: Records) -> None:
         if not len(records.hashes):
             raise SourceError("the source has no samples; nothing was written")
         largest = int(records.tar_sizes.argmax())
         if records.tar_sizes[largest] > self._capacity:
-            raise too_large(records.key(largest), int(records.tar_sizes[largest]), self._request.shard_bytes)
-        check_unique(records.hashes, lambda: (records.key(i) for i in range(len(records.hashes))))
+            key = next(islice(records.keys(), largest, None))
+            raise too_large(key, int(records.tar_sizes[largest]), self._request.shard_bytes)
+        check_unique(records.hashes, records.keys)
 
     def _check_decodable(self, records: Records, decoder: Decoder) -> None:
         """Decode every field, in parallel. Raises CodecError if some cannot be decoded."""
@@ -236,20 +259,15 @@ class _Pack:
             field=named[0].field,
         )
 
-    def _fields(self, records: Records) -> Iterator[list[str]]:
-        if isinstance(self._source, ListedSource) and isinstance(records, ListedRecords):  # without reading them
-            return ([field for field, _ in self._source.sizes(i)] for i in range(len(self._source)))
-        return ([field for field, _ in sample.members] for sample in records.take(np.arange(len(records.hashes))))
-
     @property
     def _capacity(self) -> int:
         return self._request.shard_bytes - len(END_OF_ARCHIVE)
 
-    def _write(self, records: Records, spill: Path) -> None:
+    def _write(self, records: Records, staging: Staging) -> None:
         request = self._request
         self._check(records)
         columns = ColumnMaker(request.columns)
-        columns.check_fields(self._fields(records))
+        columns.check_fields(records.fields())
         if self._decoder:
             self._check_decodable(records, self._decoder)
         compression = self._choose_compression(records)
@@ -261,6 +279,8 @@ class _Pack:
             packed["source"] = self._fingerprint
         for target in self._targets.values():
             target.begin(packed)
+        if isinstance(records, Spill):
+            self._sort(records, np.concatenate([plan.order for plan in plans.values()]))
         unfinished = {name: target for name, target in self._targets.items() if not target.is_finished}
         done: dict[str, WrittenShard] = {}
         sizes = {
@@ -280,9 +300,8 @@ class _Pack:
                         advance(earlier.shard.samples)
                         continue
                     samples = records.take(plans[name].positions(number))
-                    yield ShardTask(
-                        self._storage, target.folder, stem, samples, compression, sizes[name], columns, digest
-                    )
+                    folder = absolute_url(target.folder)  # a worker may have another working folder
+                    yield ShardTask(self._storage, folder, stem, samples, compression, sizes[name], columns, digest)
 
         total = sum(len(plans[name].order) for name in unfinished)
         self._left = sum(int(records.tar_sizes[plans[name].order].sum()) for name in unfinished)
@@ -294,11 +313,12 @@ class _Pack:
                 done[written.shard.url] = written
                 self._left -= written.shard.tar_size
                 advance(written.shard.samples)
-        shutil.rmtree(spill, ignore_errors=True)  # before a manifest says that there is nothing more to do
+        staging.clear()  # before a manifest says that there is nothing more to do
         if request.splits is not None:
             paths = {name: [f"{name}/*{compression.suffix}"] for name in self._targets if len(plans[name])}
             publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
         for name, target in unfinished.items():
+            target.sweep()
             stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
             publish_dataset(
                 self._storage,
@@ -317,7 +337,7 @@ class _Pack:
         request = self._request
         parts = {next(iter(self._targets)): np.arange(len(records.hashes), dtype=np.int64)}
         if request.splits is not None:
-            parts = assign_splits(records.hashes, request.splits, request.split_by, records.key)
+            parts = assign_splits(records.hashes, request.splits, request.split_by, records.keys)
         return {
             name: plan_shards(
                 positions,
@@ -406,11 +426,14 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             Or for single fields a mapping like ``{"jpg": function}``, which leaves None as it is. Values are as the
             source has them: bytes, if they come from files or shards; image transforms, as ``{"jpg": Resize(256)}``,
             decode them. A parameter named ``rng`` gets an ``Rng`` keyed by seed and the sample's key.
-        num_workers: How many shards are written at the same time; None for one a processor.
+        num_workers: How many shards are written at the same time; None for one a processor. With an executor, half of
+            the tasks that it is given at a time; None for as many as it has workers (known of ``concurrent.futures``,
+            loky and Dask), else for 64.
         worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
             then).
-        executor: Writes the shards instead of workers of our own; what it reaches must see the source and the
-            destination.
+        executor: An executor of ``concurrent.futures``, or one like those (for Dask: ``client.get_executor()``), which
+            writes the shards instead of workers of our own. What it reaches must see the source and the destination,
+            and needs nothing else in common: what waits to be packed lies in ``__staging__`` of the destination.
         check: Decode every field before anything is written, as its name says, images of any depth, or as a ``Decoder``
             with other settings does: a file that is cut, or is no image though its name says so, is an error then, and
             not in training. The workers do it. Files are read once more for it.
@@ -419,7 +442,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
         overwrite: Replace another dataset that is in the way. Files that are no dataset's are never deleted.
         progress: Show a bar on standard error, if that is a terminal.
         storage_options: Passed to the destination's storage. A shard for another place waits in ``TMPDIR`` until it is
-            whole.
+            whole. Samples of a plain iterable or a transform wait there until they are packed, all of them, unless an
+            executor has processes.
 
     Returns:
         The manifests, by split; without ``splits``, one under the destination's name.
@@ -431,8 +455,8 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
             shard was written.
         CodecError: A value cannot be encoded. Or ``check`` found fields that cannot be decoded; the message names the
             first 100. No shard was written.
-        SourceError: The source is empty, or changed while it was read.
-        WorkerError: A worker process died. The same call goes on from there.
+        SourceError: The source is empty, changed while it was read, or gives another key or size than it promised.
+        WorkerError: A worker process, or an executor's, died. The same call goes on from there.
         ArgumentError: A column names a field that no sample has. No shard was written.
         StorageError: A file could not be read or written, for example because the disk is full. The same call goes on
             from there.

@@ -14,6 +14,17 @@ from shardkit.storage.os_errors import os_errors
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
 
+_held: set[int] = set()  # descriptors of this process's locks
+
+
+def _leave_to_parent() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)  # an executor's worker may outlive the pack that forked it
+
 
 @contextmanager
 def exclusive(folders: Iterable[str]) -> Iterator[None]:
@@ -53,6 +64,7 @@ def _lock(folder: Path, url: str) -> Iterator[None]:
     try:
         with os_errors(str(path)):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        _held.add(descriptor)
         try:
             with os_errors(str(path)):
                 is_ours = _take(descriptor, path)
@@ -66,6 +78,7 @@ def _lock(folder: Path, url: str) -> Iterator[None]:
                 with os_errors(str(path)):
                     path.unlink(missing_ok=True)
         finally:
+            _held.discard(descriptor)
             os.close(descriptor)
     finally:
         with suppress(OSError):  # it is not empty

@@ -1,6 +1,6 @@
 """Which sample goes into which shard and in which order: decided before anything is written, from sizes alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,7 +143,10 @@ def _given_by(split_by: Callable[[str], str], key: str) -> str:
 
 
 def assign_splits(
-    hashes: UInt64Array, splits: Mapping[str, float], split_by: Callable[[str], str] | None, keys: Callable[[int], str]
+    hashes: UInt64Array,
+    splits: Mapping[str, float],
+    split_by: Callable[[str], str] | None,
+    keys: Callable[[], Iterable[str]],
 ) -> dict[str, Positions]:
     """Return the positions of each split's samples, by a hash of their keys that no seed touches.
 
@@ -154,7 +157,7 @@ def assign_splits(
         splits: The share of each split, as ``check_splits`` returns them.
         split_by: Gives what is hashed instead of the key, for example the patient of an image, so that what belongs
             together stays together.
-        keys: Gives the key at a position; called only with ``split_by``.
+        keys: Gives all keys; called only with ``split_by``.
 
     Raises:
         ArgumentError: ``split_by`` gives neither text nor a whole number.
@@ -162,11 +165,11 @@ def assign_splits(
     Example:
         >>> from shardkit.hashing import hash_keys
         >>> hashes = hash_keys(str(i) for i in range(1000))
-        >>> {name: len(p) for name, p in assign_splits(hashes, {"train": 0.9, "val": 0.1}, None, str).items()}
+        >>> {name: len(p) for name, p in assign_splits(hashes, {"train": 0.9, "val": 0.1}, None, list).items()}
         {'train': 883, 'val': 117}
     """
     if split_by is not None:
-        given = (_given_by(split_by, keys(i)) for i in range(len(hashes)))
+        given = (_given_by(split_by, key) for key in keys())
         hashes = np.fromiter(map(hash_key, given), dtype=np.uint64, count=len(hashes))
     uniform = (mix64_array(hashes ^ np.uint64(_SPLIT_DOMAIN)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     bounds = np.cumsum(list(splits.values()))[:-1]

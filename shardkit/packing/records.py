@@ -1,6 +1,7 @@
-"""Samples whose sizes are known before they are read, encoded when they are needed."""
+"""Samples whose sizes are known before they are read, encoded when they are needed and held to what was promised."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -8,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.registry import Codec, Decoder, registered_codecs
+from shardkit.errors import SourceError
 from shardkit.format.shard_writer import EncodedSample, check_sample, encode_sample, sample_size
-from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
+from shardkit.hashing import UInt64Array, derive, hash_key
 from shardkit.sample import KEY, Sample, check_key
 from shardkit.sources.folders import ListedSource
 from shardkit.transforms.apply import FieldFunctions, Transform, undecoded_fields
@@ -18,6 +20,7 @@ from shardkit.transforms.rng import Rng
 
 SampleFunction: TypeAlias = Callable[..., Any] | FieldFunctions
 
+_LARGEST = 1 << 60
 _RNG_DOMAIN = 0x5452_414E_53  # "TRANS"
 
 
@@ -38,47 +41,164 @@ class Records(Protocol):
         """Return some of the samples, in that order; what is returned is small to pickle."""
         ...
 
-    def key(self, position: int, /) -> str:
-        """Return a sample's key."""
+    def keys(self) -> Iterator[str]:
+        """Yield all keys, in order."""
+        ...
+
+    def fields(self) -> Iterator[Iterable[str]]:
+        """Yield fields that occur together, until every field was among them."""
         ...
 
 
-class ListedRecords:
-    """A listed source, whose fingerprint is ``digest``, as records."""
+def promised_hashes(source: ListedSource) -> UInt64Array:
+    """Return ``hash_key`` of the keys that a source promises: uint64, (samples,).
 
-    def __init__(self, source: ListedSource, digest: str) -> None:
+    Raises:
+        SampleError: A key cannot be written. This, and whatever the source raises, gets a note of the sample.
+    """
+    count = len(source)
+    return np.fromiter(_asked(count, lambda i: hash_key(check_key(source.key(i)))), dtype=np.uint64, count=count)
+
+
+def _asked(count: int, ask: Callable[[int], int]) -> Iterator[int]:
+    for position in range(count):
+        try:
+            answer = ask(position)
+        except Exception as error:
+            error.add_note(f"It was raised by what the source promises of its sample {position:,}.")
+            raise
+        yield answer
+
+
+def take_part(source: ListedSource, positions: Sequence[int]) -> ListedSource:
+    """Return a source of some of a source's samples. Raises SourceError if it has more or fewer."""
+    part = source.take(positions)
+    if len(part) != len(positions):
+        key = source.key(positions[min(len(part), len(positions) - 1)])
+        raise _broken(key, f"to take {len(positions):,} samples and this one among them", f"{len(part):,}")
+    return part
+
+
+class ListedRecords:
+    """A listed source as records: what it promises of its samples.
+
+    Args:
+        source: The source.
+        fingerprint: Its fingerprint.
+
+    Raises:
+        SampleError: A key cannot be written. This, and whatever the source raises, gets a note of the sample.
+    """
+
+    def __init__(self, source: ListedSource, fingerprint: str) -> None:
         self._source = source
-        count = len(source)
-        self.tar_sizes = np.fromiter(
-            (sample_size(source.key(i), source.sizes(i)) for i in range(count)), dtype=np.int64, count=count
-        )
-        self.hashes = hash_keys(source.key(i) for i in range(count))
-        self.digest = digest
+        self.hashes = promised_hashes(source)
+        count = len(self.hashes)
+        sizes = _asked(count, lambda i: min(sample_size(source.key(i), source.sizes(i)), _LARGEST))
+        self.tar_sizes = np.fromiter(sizes, dtype=np.int64, count=count)
+        promised = hashlib.sha256(fingerprint.encode("utf-8", "surrogateescape"))
+        promised.update(self.hashes.data)
+        promised.update(self.tar_sizes.data)
+        self.digest = promised.hexdigest()
 
     def take(self, positions: npt.NDArray[np.int64], /) -> "ListedPart":
-        """Return some of the samples, in that order."""
-        return ListedPart(self._source.take(positions.tolist()))
+        """Return some of the samples, in that order, to be compared with what was promised of them."""
+        part = take_part(self._source, positions.tolist())
+        return ListedPart(part, self.hashes[positions], self.tar_sizes[positions])
 
-    def key(self, position: int, /) -> str:
-        """Return a sample's key."""
-        return self._source.key(position)
+    def keys(self) -> Iterator[str]:
+        """Yield all keys, in order. Raises SourceError if one is not what it was."""
+        for position, promised in enumerate(self.hashes.tolist()):
+            key = self._source.key(position)
+            if hash_key(key) != promised:
+                raise _broken(key, "another key before", "this one")
+            yield key
+
+    def fields(self) -> Iterator[list[str]]:
+        """Yield the fields of each sample, without reading it."""
+        return ([field for field, _ in self._source.sizes(i)] for i in range(len(self.hashes)))
 
 
 @dataclass(frozen=True)
 class ListedPart:
-    """Some samples of a listed source, read, perhaps transformed, and encoded when they are iterated over."""
+    """Some samples of a listed source, read, perhaps transformed, and encoded when they are iterated over.
+
+    Attributes:
+        source: Has these samples.
+        hashes: ``hash_key`` of the keys that it promised: uint64, (samples,).
+        tar_sizes: The bytes that they take in a tar, as it promised: int64, (samples,); None if that does not matter.
+        transform: Changes each sample, or leaves it out.
+        codecs: Those of the process that makes this.
+    """
 
     source: ListedSource
+    hashes: UInt64Array
+    tar_sizes: npt.NDArray[np.int64] | None = None
     transform: "SampleTransform | None" = None
-    codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)  # of the process that makes it
+    codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)
 
     def __iter__(self) -> Iterator[EncodedSample]:
-        for position in range(len(self.source)):
-            sample: Sample | None = self.source.read(position)
-            if self.transform and sample is not None:
-                sample = self.transform(sample)
-            if sample is not None:
-                yield encode_sample(sample, codecs=self.codecs)
+        """Yield the samples. What the source raises gets a note of the sample.
+
+        Raises:
+            SourceError: It gives another sample than it promised.
+        """
+        for position in range(len(self.hashes)):
+            key = f"number {position:,} of a part"
+            try:
+                key = check_key(self.source.key(position))
+                encoded = self._read(position, key)
+            except Exception as error:
+                if not any(repr(key) in text for text in (str(error), *getattr(error, "__notes__", ()))):
+                    error.add_note(f"It was raised where the source's sample {key!r} was read.")
+                raise
+            if encoded is not None:
+                yield encoded
+
+    def _read(self, position: int, key: str) -> EncodedSample | None:
+        sample: Sample | None = self.source.read(position)
+        given = sample.get(KEY) if isinstance(sample, Mapping) else sample
+        if given != key:
+            raise _broken(key, "this key", f"{given!r:.80}")
+        if hash_key(key) != self.hashes[position]:
+            raise _broken(key, "another key when the pack was planned", "this one")
+        if self.transform is not None and sample is not None:
+            sample = self.transform(sample)
+        if sample is None:
+            return None
+        encoded = encode_sample(sample, codecs=self.codecs)
+        if self.tar_sizes is not None:
+            came = [(name, len(data)) for name, data in encoded.members]
+            promised = sorted(self.source.sizes(position))
+            if came != promised:
+                raise _broken(key, _described(promised, came), _described(came, promised))
+            if sample_size(key, came) != self.tar_sizes[position]:
+                raise _broken(key, "other sizes when the pack was planned", _described(came))
+        return encoded
+
+
+def _described(sizes: Sequence[tuple[str, int]], others: Sequence[tuple[str, int]] = ()) -> str:
+    return ", ".join(f"{size:,} bytes of {name!r}" for name, size in sizes if (name, size) not in others) or "no more"
+
+
+def _broken(key: str, promised: str, came: str) -> SourceError:
+    return SourceError(
+        f"sample {key!r}: the source promised {promised} and gave {came}; correct the source, whose keys and sizes "
+        "must be those of what it reads, or pack an iterable of its samples",
+        key=key,
+    )
+
+
+def encode_samples(samples: Iterable[Mapping[str, Any]]) -> Iterator[EncodedSample]:
+    """Yield samples encoded. What is raised gets a note of how many there were."""
+    number = 0
+    try:
+        for sample in samples:
+            number += 1
+            yield encode_sample(sample)
+    except Exception as error:
+        error.add_note(f"It was raised at or after sample {number:,} of those that were to be packed.")
+        raise
 
 
 class SampleTransform:

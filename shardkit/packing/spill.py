@@ -1,109 +1,154 @@
-"""Samples of unknown size, encoded once into files on disk, so that a plan can be made from their sizes.
+"""Samples of unknown size, encoded once into plain shards, so that a plan can be made from their sizes.
 
-A spill is a few segments. A segment is a file of records, each a JSON header (key, source, fields and sizes) and the
-fields' bytes, followed by a table: where each record begins, the sample's size in a tar, the hash of its key. Only
-the tables are kept in memory: 24 bytes a sample.
+A segment of a spill is a tar of some samples, in the order in which they came, and a table beside it: of each sample
+its size, the hash of its key, where it lies and its CRC-32. Only the tables are kept in memory: 32 bytes a sample.
+When the plan is made, each segment is written again in the order of the plan, so that what a shard takes of it is one
+range, read in a few large pieces. No segment stays open: a worker opens one at a time, however many there are.
 """
 
+import contextlib
 import hashlib
 import io
 import json
 import os
+import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
-from shardkit.errors import SourceError
+from shardkit.errors import ShardError, SourceError
+from shardkit.format.manifest import read_whole, write_whole
 from shardkit.format.shard_writer import EncodedSample, sample_size
-from shardkit.format.tar import END_OF_ARCHIVE
+from shardkit.format.tar import END_OF_ARCHIVE, member_header, padding, read_members
 from shardkit.hashing import UInt64Array, hash_key
+from shardkit.packing.records import ListedPart
+from shardkit.packing.workers import StopSign, until
 from shardkit.packing.writer import too_large
-from shardkit.storage.base import TEMPORARY_PREFIX, join
-from shardkit.storage.local import local_path
-from shardkit.storage.os_errors import open_file, os_errors
+from shardkit.sample import SOURCE
+from shardkit.storage.base import Storage, is_remote, join, read_right, split_url
+from shardkit.storage.local import absolute_url, local_path, remove_temporary_files, temporary_folder
+from shardkit.storage.os_errors import open_file
 from shardkit.storage.registry import storage_for
+from shardkit.storage.spool import spooled
 
-SPILL_NAME = f"{TEMPORARY_PREFIX}spill"
+STAGING_NAME = "__staging__"
 SEGMENT_BYTES = 256_000_000
-_HEADER = struct.Struct("<I")
-_FOOTER = struct.Struct("<QQ64s64s")  # where the table begins, number of samples, content, fingerprint
-_DTYPE = np.dtype([("offset", "<i8"), ("tar", "<i8"), ("hash", "<u8")])
+_AHEAD_BYTES = 4_000_000  # that a worker reads ahead, of all segments together
+_COPY_BYTES = 1 << 20
+_OWN_NAME = re.compile(r"[0-9a-f]{16}-\d{6,}(?:(?:-sorted)?\.tar|\.table)")
+_ROW = struct.Struct("<qQqII")
+_TABLE = np.dtype([("tar", "<i8"), ("hash", "<u8"), ("offset", "<i8"), ("source", "<u4"), ("crc32", "<u4")])
+
+Table = npt.NDArray[np.void]
+
+
+class Staging:
+    """The folder of a pack's spill.
+
+    Args:
+        folder: The pack's folder.
+        storage: Serves it.
+        is_shared: The spill lies in ``__staging__`` of that folder, where every machine finds it; else in ``TMPDIR``.
+    """
+
+    def __init__(self, folder: str, storage: Storage, *, is_shared: bool) -> None:
+        self.url = join(absolute_url(folder), STAGING_NAME) if is_shared else str(temporary_folder(folder))
+        self.storage = storage if is_shared else storage_for(self.url)
+        self._is_shared = is_shared
+
+    def clear(self, *, keep: str | None = None) -> set[str]:
+        """Delete what earlier calls left here, but for names that begin with ``keep``, which are returned."""
+        names = {name for name in self.storage.list(self.url) if _OWN_NAME.fullmatch(name)}
+        kept = {name for name in names if keep is not None and name.startswith(keep)}
+        for name in names - kept:
+            self.storage.delete(join(self.url, name))
+        if not is_remote(self.url):
+            remove_temporary_files(self.url)
+            folder = local_path(self.url)
+            for emptied in [folder] if self._is_shared else [folder, folder.parent]:
+                with contextlib.suppress(OSError):  # it is not there, or not empty
+                    emptied.rmdir()
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of a spill.
+    """Some samples of a spill.
 
     Attributes:
-        url: The file.
-        content: SHA-256 of its records, in hexadecimal.
-        fingerprint: What it was made of: SHA-256 in hexadecimal; empty if that is not known.
-        end: Where the last record ends.
-        samples: The table, a structured array: offset, tar, hash; (samples,).
+        url: Its tar's URL without ``.tar``.
+        fields: The fields that occur in it.
+        table: A structured array, in the order in which the samples came: ``tar``, the bytes that the sample takes in a
+            shard; ``hash`` of its key; ``offset`` in the segment's tar; ``source``, the bytes that its source takes
+            there besides; ``crc32`` of its bytes there; (samples,).
+        is_sorted: Its tar is in the order of the plan.
     """
 
     url: str
-    content: str
-    fingerprint: str
-    end: int
-    samples: npt.NDArray[np.void]
+    fields: tuple[str, ...]
+    table: Table
+    is_sorted: bool = False
+
+    @property
+    def tar_url(self) -> str:
+        """Where its samples are."""
+        return _tar_url(self.url, is_sorted=self.is_sorted)
+
+    def save(self, storage: Storage) -> None:
+        """Write down what is known of it, for a later call of the same pack."""
+        content = json.dumps([self.fields, self.is_sorted]).encode() + b"\n" + self.table.tobytes()
+        write_whole(storage, f"{self.url}.table", hashlib.sha256(content).digest() + content, overwrite=True)
 
 
-def write_segment(url: str, samples: Iterable[EncodedSample], *, shard_bytes: int, fingerprint: str = "") -> Segment:
+def read_segment(storage: Storage, url: str, there: Container[str]) -> Segment | None:
+    """Return a segment that was saved before; None if not all of it is there, or its table is damaged."""
+    if split_url(f"{url}.table")[1] not in there:
+        return None
+    data = read_whole(storage, f"{url}.table")
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        return None
+    described, _, table = data[32:].partition(b"\n")
+    fields, is_sorted = json.loads(described)
+    segment = Segment(url, tuple(fields), np.frombuffer(table, dtype=_TABLE), is_sorted)
+    return segment if split_url(segment.tar_url)[1] in there else None
+
+
+def write_segment(storage: Storage, url: str, samples: Iterable[EncodedSample], *, shard_bytes: int) -> Segment:
     """Write one segment; it has its name only when it is complete.
 
     Raises:
         SampleError: A sample is larger than a shard. There is no segment then.
         OSError: It could not be written. Likewise.
     """
-    content = hashlib.sha256()
-    rows: list[tuple[int, int, int]] = []
-    parts: list[npt.NDArray[np.void]] = []
-    end = 0
-    with storage_for(url).create(url, overwrite=True) as file:
-        for key, members, source in samples:
-            sizes = [(name, len(data)) for name, data in members]
-            size = sample_size(key, sizes)
+    rows = bytearray()
+    fields: set[str] = set()
+    offset = 0
+    with storage.create(f"{url}.tar", overwrite=True) as file:
+        for sample in samples:
+            size = sample_size(sample.key, ((name, len(data)) for name, data in sample.members))
             if size + len(END_OF_ARCHIVE) > shard_bytes:
-                raise too_large(key, size, shard_bytes)
-            header = json.dumps([key, source, sizes]).encode()
-            record = b"".join([_HEADER.pack(len(header)), header, *(data for _, data in members)])
-            content.update(record)
+                raise too_large(sample.key, size, shard_bytes)
+            record = _to_tar(sample)
             file.write(record)
-            rows.append((end, size, hash_key(key)))
-            end += len(record)
-            if len(rows) == 1 << 16:
-                parts.append(np.array(rows, dtype=_DTYPE))
-                rows = []
-        parts.append(np.array(rows, dtype=_DTYPE))
-        table = np.concatenate(parts)
-        file.write(table.tobytes())
-        file.write(_FOOTER.pack(end, len(table), content.hexdigest().encode(), fingerprint.encode()))
-    return Segment(url, content.hexdigest(), fingerprint, end, table)
+            rows += _ROW.pack(size, hash_key(sample.key), offset, len(record) - size, crc32(record))
+            fields.update(name for name, _ in sample.members)
+            offset += len(record)
+        file.write(END_OF_ARCHIVE)
+    return Segment(url, tuple(sorted(fields)), np.frombuffer(rows, dtype=_TABLE))
 
 
-def read_segment(url: str) -> Segment | None:
-    """Return a segment that was written before; None if there is none."""
-    try:
-        with os_errors(url), os.fdopen(open_file(local_path(url), url), "rb") as file:
-            file.seek(-_FOOTER.size, io.SEEK_END)
-            end, count, content, fingerprint = _FOOTER.unpack(file.read())
-            file.seek(end)
-            table = np.frombuffer(file.read(count * _DTYPE.itemsize), dtype=_DTYPE)
-    except FileNotFoundError:
-        return None
-    return Segment(url, content.decode(), fingerprint.rstrip(b"\0").decode(), end, table)
-
-
-def write_segments(folder: str, samples: Iterable[EncodedSample], *, shard_bytes: int) -> Iterator[Segment]:
+def write_segments(
+    storage: Storage, url: str, samples: Iterable[EncodedSample], *, shard_bytes: int
+) -> Iterator[Segment]:
     """Write samples to as many segments as they need; yields each when it is complete."""
     iterator = iter(samples)
     for number, first in enumerate(iterator):
         segment = _up_to(SEGMENT_BYTES, first, iterator)
-        yield write_segment(segment_url(folder, number), segment, shard_bytes=shard_bytes)
+        yield write_segment(storage, segment_url(url, number), segment, shard_bytes=shard_bytes)
 
 
 def _up_to(size: int, first: EncodedSample, rest: Iterator[EncodedSample]) -> Iterator[EncodedSample]:
@@ -117,75 +162,257 @@ def _up_to(size: int, first: EncodedSample, rest: Iterator[EncodedSample]) -> It
         total += sum(len(data) for _, data in sample.members) + 512
 
 
-def segment_url(folder: str, number: int) -> str:
-    """Return where a segment lies in the spill's folder."""
-    return join(folder, f"{number:06d}.segment")
+def segment_url(url: str, number: int) -> str:
+    """Return the URL of a spill's segment, without suffix."""
+    return f"{url}-{number:06d}"
+
+
+def _tar_url(url: str, *, is_sorted: bool) -> str:
+    return f"{url}-sorted.tar" if is_sorted else f"{url}.tar"
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    """Writes one segment of samples of a listed source."""
+
+    storage: Storage
+    url: str
+    samples: ListedPart
+    shard_bytes: int
+
+    def run(self, stop: StopSign) -> Segment:
+        """Write it, and save what is known of it. Raises Cancelled as soon as it is to stop; nothing is left then."""
+        segment = write_segment(self.storage, self.url, until(stop, self.samples), shard_bytes=self.shard_bytes)
+        segment.save(self.storage)
+        return segment
+
+
+@dataclass(frozen=True)
+class SortTask:
+    """Writes a segment again, its samples in the order of the plan."""
+
+    storage: Storage
+    url: str
+    number: int
+    rows: Table  # of its samples, in that order
+
+    def run(self, stop: StopSign) -> int:
+        """Write it, likewise; return its number."""
+        raw = _tar_url(self.url, is_sorted=False)
+        columns = (self.rows["offset"], _sizes(self.rows), self.rows["crc32"])
+        with (
+            _nearby(self.storage, raw) as descriptor,
+            self.storage.create(_tar_url(self.url, is_sorted=True), overwrite=True) as file,
+        ):
+            for offset, size, crc in until(stop, zip(*(column.tolist() for column in columns), strict=True)):
+                file.write(_checked(os.pread(descriptor, size, offset), self.storage, raw, offset, size, crc))
+            file.write(END_OF_ARCHIVE)
+        return self.number
 
 
 class Spill:
-    """Encoded samples on disk, read by position.
+    """Encoded samples in segments, read by position.
+
+    Args:
+        storage: Serves the segments.
+        url: Their URL without numbers.
+        segments: All of them, in order.
+        is_kept: A later call of the same pack may use them.
 
     Attributes:
-        tar_sizes: The bytes that each sample takes in a tar: int64, (samples,).
+        tar_sizes: The bytes that each sample takes in a shard: int64, (samples,).
         hashes: ``hash_key`` of each key: uint64, (samples,).
         digest: A hash of all samples and their order.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self._urls = [segment.url for segment in segments]
-        self._ends = np.array([segment.end for segment in segments], dtype=np.int64)
-        self._last = np.cumsum([len(segment.samples) for segment in segments], dtype=np.int64) - 1
-        self._table = np.concatenate([np.zeros(0, dtype=_DTYPE), *(segment.samples for segment in segments)])
+    def __init__(self, storage: Storage, url: str, segments: Sequence[Segment], *, is_kept: bool) -> None:
+        self._storage = storage
+        self._is_kept = is_kept
+        self._url = url
+        self._ends = np.cumsum([len(segment.table) for segment in segments], dtype=np.int64)
+        self._table = np.concatenate([np.zeros(0, dtype=_TABLE), *(segment.table for segment in segments)])
+        parts = np.split(self._table, self._ends[:-1])  # views, so that each table is there once
+        self._segments = [replace(segment, table=part) for segment, part in zip(segments, parts, strict=False)]
         self.tar_sizes: npt.NDArray[np.int64] = self._table["tar"]
         self.hashes: UInt64Array = self._table["hash"]
-        self.digest = hashlib.sha256("".join(segment.content for segment in segments).encode()).hexdigest()
+        content = hashlib.sha256()
+        for name in ("tar", "hash", "crc32"):
+            content.update(np.ascontiguousarray(self._table[name]).data)
+        self.digest = content.hexdigest()
 
-    def take(self, positions: npt.NDArray[np.int64]) -> "SpillPart":
+    def sort_tasks(self, order: npt.NDArray[np.int64]) -> Iterator[SortTask]:
+        """Yield what writes the segments again, so that samples taken in this order lie one after the other in each.
+
+        Segments that an earlier call of the same pack sorted are left out. ``end_sort`` takes each result.
+        """
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        for number, (segment, ranks) in enumerate(zip(self._segments, np.split(rank, self._ends[:-1]), strict=False)):
+            if not segment.is_sorted:
+                positions = np.argsort(ranks)
+                rows = segment.table[positions]
+                sizes = _sizes(rows)
+                segment.table["offset"][positions] = np.cumsum(sizes) - sizes
+                yield SortTask(self._storage, segment.url, number, rows)
+
+    def end_sort(self, number: int) -> int:
+        """Note that a segment is sorted, delete what it was, and return how many samples it has."""
+        segment = self._segments[number]
+        self._segments[number] = replace(segment, is_sorted=True)
+        if self._is_kept:
+            self._segments[number].save(self._storage)
+        self._storage.delete(segment.tar_url)
+        return len(segment.table)
+
+    def take(self, positions: npt.NDArray[np.int64], /) -> "SpillPart":
         """Return some of the samples, in that order."""
-        segment = np.searchsorted(self._last, positions)
-        is_last = self._last[segment] == positions
-        following = self._table["offset"][np.where(is_last, 0, positions + 1)]
-        begin = self._table["offset"][positions]
-        size = np.where(is_last, self._ends[segment], following) - begin
-        return SpillPart(self._urls, segment.astype(np.int32), begin, size)
+        segments = np.searchsorted(self._ends, positions, side="right").astype(np.int32)
+        is_sorted = np.array([segment.is_sorted for segment in self._segments], dtype=np.bool_)
+        rows = self._table[positions]
+        offsets, sizes = rows["offset"], _sizes(rows)
+        by_segment = np.argsort(segments, kind="stable")
+        follows = offsets[by_segment][1:] == (offsets + sizes)[by_segment][:-1]
+        are_ranges = follows[np.diff(segments[by_segment]) == 0].all()  # one of each segment
+        ahead = _AHEAD_BYTES if are_ranges else 0
+        return SpillPart(self._storage, self._url, is_sorted, segments, offsets, sizes, rows["crc32"], ahead)
 
-    def key(self, position: int) -> str:
-        """Return a sample's key."""
-        return next(iter(self.take(np.array([position])))).key
+    def keys(self) -> Iterator[str]:
+        """Yield all keys, in order."""
+        for begin, segment in zip(self._ends, self._segments, strict=True):
+            by_offset = np.argsort(segment.table["offset"])
+            keys = [""] * len(by_offset)
+            part = self.take(begin - len(by_offset) + by_offset)
+            for row, sample in zip(by_offset.tolist(), part, strict=True):
+                keys[row] = sample.key
+            yield from keys
+
+    def fields(self) -> Iterator[tuple[str, ...]]:
+        """Yield fields that occur together, in some sample or in some segment."""
+        return (segment.fields for segment in self._segments)
 
 
 @dataclass(frozen=True, slots=True)
 class SpillPart:
-    """Some samples of a spill: for each its segment, and its record's offset and size."""
+    """Some samples of a spill: for each its segment, and its offset, size and CRC-32 there."""
 
-    urls: Sequence[str]
+    storage: Storage
+    url: str
+    is_sorted: npt.NDArray[np.bool_]  # of each segment
     segments: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
+    crcs: npt.NDArray[np.uint32]
+    ahead: int
 
     def __iter__(self) -> Iterator[EncodedSample]:
-        """Yield the samples, one read each."""
-        descriptors: list[int] = []
-        try:
-            descriptors += (open_file(local_path(url), url) for url in self.urls)
-            segments, offsets, sizes = self.segments.tolist(), self.offsets.tolist(), self.sizes.tolist()
-            for segment, offset, size in zip(segments, offsets, sizes, strict=True):
-                with os_errors(self.urls[segment]):
-                    record = os.pread(descriptors[segment], size, offset)
-                if len(record) != size:
-                    raise SourceError(f"{self.urls[segment]}: was cut while it was in use; run the pack again")
-                yield _parse(record)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        """Yield the samples; each is compared with its CRC-32.
+
+        Raises:
+            SourceError: A segment is not what was written.
+        """
+        numbers = self.segments.tolist()
+        ends = dict(zip(numbers, (self.offsets + self.sizes).tolist(), strict=True))  # of what is wanted of each
+        ahead = self.ahead // max(1, len(ends))
+        pieces: dict[int, tuple[int, bytes]] = {}
+        rows = zip(numbers, self.offsets.tolist(), self.sizes.tolist(), self.crcs.tolist(), strict=True)
+        for number, offset, size, crc in rows:
+            url = _tar_url(segment_url(self.url, number), is_sorted=bool(self.is_sorted[number]))
+            start, piece = pieces.pop(number, (0, b""))
+            if not start <= offset <= start + len(piece) - size:
+                start, piece = offset, _read(self.storage, url, offset, max(size, min(ahead, ends[number] - offset)))
+            if offset + size < start + len(piece):
+                pieces[number] = start, piece
+            record = piece[offset - start : offset - start + size]
+            yield _from_tar(_checked(record, self.storage, url, offset, size, crc))
 
 
-def _parse(record: bytes) -> EncodedSample:
-    (header_size,) = _HEADER.unpack_from(record)
-    at = _HEADER.size + header_size
-    key, source, sizes = json.loads(record[_HEADER.size : at])
-    members = []
-    for name, size in sizes:
-        members.append((name, record[at : at + size]))
-        at += size
+def _sizes(rows: Table) -> npt.NDArray[np.int64]:
+    sizes: npt.NDArray[np.int64] = rows["tar"] + rows["source"]
+    return sizes
+
+
+def _to_tar(sample: EncodedSample) -> bytes:
+    members = sample.members
+    if sample.source is not None:
+        members = (*members, (SOURCE, sample.source.encode()))
+    parts = []
+    for name, data in members:
+        parts += [member_header(f"{sample.key}.{name}", len(data)), data, bytes(padding(len(data)))]
+    return b"".join(parts)
+
+
+class _Tar(io.BytesIO):
+    url = "a spill"
+    size: int | None = None
+
+    def skip(self, n: int) -> None:
+        self.seek(n, io.SEEK_CUR)
+
+
+def _from_tar(record: bytes) -> EncodedSample:
+    key, source, members = "", None, []
+    for member in read_members(_Tar(record + END_OF_ARCHIVE)):
+        folder, slash, name = member.name.rpartition("/")
+        stem, _, field = name.partition(".")
+        key = folder + slash + stem
+        data = member.data or b""
+        if field == SOURCE:
+            source = data.decode()
+        else:
+            members.append((field, data))
     return EncodedSample(key, tuple(members), source)
+
+
+def _read(storage: Storage, url: str, offset: int, size: int) -> bytes:
+    """Return a piece of a segment; nothing if it cannot be read, which ``_checked`` then says."""
+    try:
+        return storage.read_range(url, offset, size)
+    except (FileNotFoundError, ShardError):
+        return b""
+
+
+def _checked(record: bytes, storage: Storage, url: str, offset: int, size: int, crc: int) -> bytes:
+    """Return a sample's bytes; what came wrong of them is read again.
+
+    Raises:
+        SourceError: They are not what was written.
+    """
+    if len(record) == size and crc32(record) == crc:
+        return record
+
+    def read(*, fresh: bool) -> bytes:
+        data = storage.read_range(url, offset, size, fresh=fresh)
+        if crc32(data) != crc:
+            raise ShardError(f"{url}: has other bytes at {offset:,} than were written", url=url, offset=offset)
+        return data
+
+    try:
+        return read_right(url, read)
+    except (FileNotFoundError, ShardError) as error:
+        raise _lost(url) from error
+
+
+def _lost(url: str) -> SourceError:
+    return SourceError(
+        f"{url}: was cut or changed while it was in use (it holds samples until they are packed); pack again", url=url
+    )
+
+
+@contextlib.contextmanager
+def _nearby(storage: Storage, url: str) -> Iterator[int]:
+    """Provide a descriptor of a segment's tar, or of a copy on this machine's disk, to be read in any order."""
+    if is_remote(url):
+        with spooled(url) as file, contextlib.closing(storage.open(url)) as stream:
+            while data := stream.read(_COPY_BYTES):
+                file.write(data)
+            file.flush()
+            yield file.fileno()
+        return
+    try:
+        descriptor = open_file(local_path(url), url)
+    except FileNotFoundError as error:
+        raise _lost(url) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -139,15 +139,19 @@ class Target:
 
     def clean(self, stems: Sequence[str], compression: Compression) -> dict[str, list[str]]:
         """Delete what killed writers and replaced datasets left; return the indexes that are left of each shard."""
-        if not is_remote(self.folder):
-            remove_temporary_files(self.folder)
-            remove_temporary_files(join(self.folder, INDEX_FOLDER))
+        self.sweep()
         found = list_indexes(self._storage, self.folder)
         indexes = {stem: found.get(stem, []) for stem in stems}
         keep = {stem + compression.suffix for stem in stems}
         keep |= {join(INDEX_FOLDER, name) for names in indexes.values() for name in names}
         delete_others(self._storage, self.folder, keep=keep)
         return indexes
+
+    def sweep(self) -> None:
+        """Delete the temporary files of writers that were killed."""
+        if not is_remote(self.folder):
+            remove_temporary_files(self.folder)
+            remove_temporary_files(join(self.folder, INDEX_FOLDER))
 
     def finished_shard(
         self, stem: str, names: Sequence[str], compression: Compression, plan: str

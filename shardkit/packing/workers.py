@@ -5,7 +5,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import get_context, parent_process
@@ -18,6 +18,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_importable, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+_EXECUTOR_WORKERS = 64  # of an executor that does not tell
 
 
 class Cancelled(Exception):  # noqa: N818 - it never reaches a user
@@ -40,14 +43,27 @@ class Task(Protocol[R_co]):
         ...
 
 
+def until(stop: StopSign, items: Iterable[T]) -> Iterator[T]:
+    """Yield the items until the sign is set. Raises Cancelled then."""
+    for item in items:
+        if stop.is_set():
+            raise Cancelled
+        yield item
+
+
 class Workers:
     """Where tasks are done.
 
     Args:
-        num_workers: How many at the same time; None for as many as there are processors.
+        num_workers: How many at the same time; None for as many as there are processors. An executor is given twice as
+            many tasks at a time, so that its workers need not wait; None for as many as it has workers, or 64 if that
+            is not known.
         worker_type: ``"thread"``, or ``"process"`` for tasks whose Python code holds the GIL. Processes are spawned,
             so a script that starts them needs ``if __name__ == "__main__":``.
         executor: Does the tasks instead; it is left open.
+
+    Attributes:
+        are_elsewhere: Tasks may be done where this machine's ``TMPDIR`` is not: an executor has processes.
 
     Raises:
         ArgumentError: A number below 1, another type, or what is no executor.
@@ -64,9 +80,13 @@ class Workers:
             num_workers = check_whole("num_workers", num_workers, least=1)
         if worker_type not in ("thread", "process"):
             raise ArgumentError(f"worker_type must be 'thread' or 'process', got {worker_type!r}")
+        if hasattr(executor, "get_executor"):  # a Client of Dask, whose futures are others
+            kind = type(executor).__name__
+            raise ArgumentError(f"executor is a {kind}, expected an executor; pass client.get_executor()")
         if executor is not None and not hasattr(executor, "submit"):
             raise ArgumentError(f"executor is {executor!r}, expected one of concurrent.futures, or one like those")
-        self._count = num_workers or len(os.sched_getaffinity(0))
+        self._count = num_workers or (len(os.sched_getaffinity(0)) if executor is None else _workers_of(executor))
+        self.are_elsewhere = executor is not None and not isinstance(executor, ThreadPoolExecutor)
         self._type = worker_type
         self._executor = executor
 
@@ -88,6 +108,14 @@ class Workers:
             yield from _in_processes(tasks, self._count)
 
 
+def _workers_of(executor: Executor) -> int:
+    client: Any = getattr(executor, "_client", None)
+    if hasattr(client, "nthreads"):  # of Dask
+        return sum(client.nthreads().values()) or _EXECUTOR_WORKERS
+    count = getattr(executor, "_max_workers", None)  # of concurrent.futures and loky
+    return count if isinstance(count, int) and count > 0 else _EXECUTOR_WORKERS
+
+
 def _submit(
     executor: Executor, tasks: Iterable[Task[R_co]], window: int, stop: threading.Event
 ) -> Generator[R_co, None, None]:
@@ -105,6 +133,11 @@ def _submit(
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+    except BrokenExecutor as error:
+        raise WorkerError(
+            f"workers of the executor died ({error}), perhaps for want of memory; the same call with a new executor "
+            "goes on"
+        ) from error
     finally:
         stop.set()
         wait([future for future in pending if not future.cancel()])

@@ -6,6 +6,7 @@ and whose sizes are known beforehand, so that the shards are planned before anyt
 
 import hashlib
 import os
+import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,9 +119,9 @@ class _Files:
         return sample
 
     def take(self, positions: Sequence[int], /) -> "_Files":
-        """Return a source of some of the samples, in that order."""
+        """Return a source of some of the samples, in that order; the current folder may be another where it is read."""
         return _Files(
-            self.folder,
+            str(Path(self.folder).absolute()),
             self.classes,
             _keys=[self._keys[p] for p in positions],
             _files=[self._files[p] for p in positions],
@@ -325,7 +326,8 @@ def _read_file(folder: str, file: SourceFile) -> bytes:
         descriptor = open_file(Path(path), path)
     except FileNotFoundError:
         raise SourceError(
-            f"{path}: was there when the pack began and is gone; run it again once the folder rests"
+            f"{path}: was there when the pack began and is gone, or is not visible from {socket.gethostname()}; run it "
+            "again once the folder rests, or let that machine see it"
         ) from None
     try:
         with os_errors(path):

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from os import PathLike
@@ -20,7 +21,7 @@ from shardkit.reading.class_lists import join_class_lists, with_class_lists
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample, stored_field
 from shardkit.storage.base import STDIN, is_remote, split_url
-from shardkit.storage.local import canonical_url
+from shardkit.storage.local import absolute_url, canonical_url
 from shardkit.storage.registry import storage_for
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class ShardSource:
         )  # what is far away is better read forward, once, than by a request for each sample
         if self._filter is not None or self._class_maps or not random_access or not self._locations:
             return None
-        return ListedShards(self._locations, self._rows(), self._selection, self.classes)
+        locations = [replace(at, url=absolute_url(at.url)) for at in self._locations]  # parts of it may go elsewhere
+        return ListedShards(locations, self._rows(), self._selection, self.classes)
 
     def _rows(self) -> "pa.Table":
         import pyarrow as pa

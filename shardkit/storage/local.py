@@ -159,6 +159,16 @@ def local_path(url: str) -> Path:
     return Path(unquote(parts.path))
 
 
+def absolute_url(url: str) -> str:
+    """Return a local URL as a path that means the same in every working folder; another URL as it is.
+
+    Example:
+        >>> absolute_url("s3://bucket/a"), absolute_url("/data/a")
+        ('s3://bucket/a', '/data/a')
+    """
+    return url if is_remote(url) else str(local_path(url).absolute())
+
+
 def canonical_url(url: str) -> str:
     """Return what tells one folder from another: the path without links, or the URL of another place.
 
@@ -182,8 +192,15 @@ def working_folder(url: str) -> Path:
         >>> str(working_folder("shards/train"))
         'shards/train'
     """
-    if not is_remote(url):
-        return local_path(url)
+    return temporary_folder(url) if is_remote(url) else local_path(url)
+
+
+def temporary_folder(url: str) -> Path:
+    """Return a folder's own place in ``TMPDIR``; it need not exist.
+
+    Raises:
+        AccessError: Somebody else has made that place.
+    """
     with os_errors("TMPDIR"):  # there may be no folder at all for temporary files
         own = Path(tempfile.gettempdir(), f"{TEMPORARY_PREFIX}{os.getuid()}")
     with os_errors(str(own)):

@@ -1,13 +1,17 @@
 """Packing gives every sample once, the same bytes whoever does it, and goes on after whatever stopped it."""
 
+import errno
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.managers import SyncManager
@@ -33,7 +37,6 @@ from shardkit.format.manifest import read_manifest
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.loading.stream import ShardStream
 from shardkit.packing.job import pack
-from shardkit.packing.spill import SPILL_NAME
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.sources.folders import FileFolder, ImageFolder
@@ -534,8 +537,27 @@ def transformed(sample):
     return sample | {"txt": "a text"}
 
 
+@contextmanager
+def temporary_folder_beside(folder):
+    """Let a folder beside another one be TMPDIR. It stays if something is left in it."""
+    earlier, beside = tempfile.tempdir, Path(f"{folder}.tmp")
+    beside.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(beside)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = earlier
+        with suppress(OSError):
+            beside.rmdir()
+
+
 def job(kind, images, folder, size=4):
     """Pack into tiny shards, so that there is much to interrupt."""
+    with temporary_folder_beside(folder):
+        _job(kind, images, folder, size)
+
+
+def _job(kind, images, folder, size):
     if kind == "listed":
         quiet(ImageFolder(images), folder / "ds", shard_samples=size, num_workers=1)
     elif kind == "splits":
@@ -600,6 +622,7 @@ def test_a_pack_that_is_killed_before_any_of_its_file_operations_goes_on_to_the_
         job(kind, images, folder, size=30)
 
         assert contents(folder) == expected
+        assert not Path(f"{folder}.tmp").exists()
     assert number > 20
 
 
@@ -616,6 +639,7 @@ def test_a_pack_that_is_killed_at_random_again_and_again_goes_on_to_the_same_byt
                 check_what_stands(dataset)
 
         assert contents(folder) == contents(tmp_path / "clean")
+        assert not Path(f"{folder}.tmp").exists()
 
 
 SCRIPT = """
@@ -641,7 +665,8 @@ if __name__ == "__main__":
 
 def start_script(tmp_path, *args):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     command = [sys.executable, "-W", "error", tmp_path / "script.py", *args]
     return started(command, text=True, env=environment)
 
@@ -667,13 +692,15 @@ def test_a_script_that_is_interrupted_or_killed_goes_on_when_it_is_run_again(tmp
     if stop == signal.SIGINT:
         assert errors.count("Traceback") == 1
         assert errors.rstrip().endswith("KeyboardInterrupt")
-        assert {p.name for p in (tmp_path / "a/ds").rglob(".*")} == {SPILL_NAME}  # kept for the next call
+        assert not list((tmp_path / "a/ds").rglob(".*"))
+        assert list((tmp_path / "temporary").glob(".shardkit-*/*/*-sorted.tar"))  # for the next call
     with start_script(tmp_path, *arguments) as process:
         rest, errors = process.communicate()
     assert errors == ""
     assert rest.endswith("done\n")
     assert len(set(keys(tmp_path / "a/ds"))) == 200
     assert not temporary_files(tmp_path / "a/ds")
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 @dataclass(frozen=True)
@@ -731,6 +758,18 @@ def test_a_disk_that_is_full_is_an_error_that_leaves_nothing_incomplete_and_the_
     job("listed", images, tmp_path / "full")
     job("listed", images, tmp_path / "clean")
     assert contents(tmp_path / "full") == contents(tmp_path / "clean")
+
+
+def test_a_disk_that_is_too_full_for_the_samples_that_wait_is_an_error_that_says_where_they_do(tmp_path, monkeypatch):
+    def full(descriptor):
+        if re.search(r"/\.shardkit-\d+/", str(Path(f"/proc/self/fd/{descriptor}").readlink())):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"/\.shardkit-\d+/\w+/\w+-000000\.tar") as caught:
+        quiet(samples(3), tmp_path / "ds")
+    assert "No space left on device" in str(caught.value)
+    assert "TMPDIR says where" in "".join(traceback.format_exception(caught.value))
 
 
 class Interrupt(Exception):  # noqa: N818

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -46,22 +47,38 @@ def test_a_second_pack_into_a_folder_is_refused_while_the_first_is_at_work(tmp_p
     assert temporary_files(tmp_path / "packed") == []
 
 
+def hold_with_a_child(folder, ready):
+    with exclusive([folder]):
+        child = multiprocessing.get_context("fork").Process(target=signal.pause)
+        child.start()
+        Path(f"{folder}.child").write_text(str(child.pid))
+        ready.set()
+        signal.pause()
+
+
 @pytest.mark.multiprocess
-def test_a_killed_pack_keeps_nobody_out(tmp_path):
+@pytest.mark.parametrize("hold", [hold, hold_with_a_child])
+def test_a_killed_pack_keeps_nobody_out(tmp_path, hold):
+    folder = tmp_path / "packed"
+    folder.mkdir()
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Event()
-    holder = spawn.Process(target=hold, args=(str(tmp_path), ready))
+    holder = spawn.Process(target=hold, args=(str(folder), ready))
     holder.start()
     assert ready.wait(60)
-    with pytest.raises(DatasetExistsError), exclusive([str(tmp_path)]):
+    with pytest.raises(DatasetExistsError), exclusive([str(folder)]):
         pass
 
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
 
-    with exclusive([str(tmp_path)]):
-        pass
-    assert list(tmp_path.iterdir()) == []
+    try:
+        with exclusive([str(folder)]):
+            pass
+        assert list(folder.iterdir()) == []
+    finally:
+        for child in tmp_path.glob("*.child"):  # it lives on
+            os.kill(int(child.read_text()), signal.SIGKILL)
 
 
 def test_a_folder_that_was_made_for_nothing_is_taken_away(tmp_path):

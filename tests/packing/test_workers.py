@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,39 @@ def test_no_task_is_begun_long_before_it_is_needed(options):
     running.close()
 
     assert len(begun) <= 6
+
+
+class Done(Executor):
+    """An executor whose tasks are done at once."""
+
+    def __init__(self, **own):
+        vars(self).update(own)
+
+    def submit(self, fn, /, *args):
+        future = Future()
+        future.set_result(fn(*args))
+        return future
+
+
+class DaskClient:
+    """What an executor of Dask's holds."""
+
+    def nthreads(self):
+        return {"tcp://a": 4, "tcp://b": 3}
+
+
+@pytest.mark.parametrize("asked", [None, 3])
+@pytest.mark.parametrize(
+    ("own", "workers"),
+    [({"_max_workers": 5}, 5), ({"_client": DaskClient()}, 7), ({}, 64), ({"_max_workers": None}, 64)],
+)
+def test_an_executor_is_given_twice_as_many_tasks_as_it_has_workers(own, workers, asked):
+    begun, tasks = [], 2 * (asked or workers)
+    running = Workers(num_workers=asked, executor=Done(**own)).run(begun.append(n) or Squares(n) for n in range(1000))
+    next(running)
+    running.close()
+
+    assert len(begun) == tasks
 
 
 @EVERYWHERE
