@@ -150,6 +150,12 @@ def test_the_readme_lists_the_packages_in_their_order():
     assert re.findall(r"^\| `(\w+)` \|", table[1], re.MULTILINE) == [*GROUND, *ALLOWED]
 
 
+def test_the_tests_that_the_readme_names_are_there():
+    named = set(re.findall(r"\btest_\w+\.py", (ROOT / "README.md").read_text()))
+
+    assert named - {path.name for path in (ROOT / "tests").rglob("test_*.py")} == set()
+
+
 def test_every_module_is_in_a_package_that_is_listed():
     assert {name.split(".")[0] for name in SOURCES} == {*GROUND, *ALLOWED}
 
