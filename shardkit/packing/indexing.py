@@ -53,7 +53,7 @@ from shardkit.reading.class_lists import labelled_part, with_class_lists
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.storage.base import STDIN, Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
-from shardkit.storage.local import canonical_url
+from shardkit.storage.local import canonical_url, remove_temporary_files
 from shardkit.storage.registry import storage_for
 from shardkit.storage.safe_names import find_unsafe
 
@@ -192,7 +192,10 @@ def index_shards(
     )
     manifest = publish_manifest(storage, manifest, tables, column_types.schema)
     _delete_old_indexes(storage, manifest)
-    storage.delete(join(folder, UNFINISHED_NAME))
+    if left.is_by_writer:
+        if not is_remote(folder):
+            remove_temporary_files(folder)
+        storage.delete(join(folder, UNFINISHED_NAME))
     return manifest
 
 
@@ -350,8 +353,9 @@ class _LeftIndexes:
         self._old = old
         self._shards = {shard.url: shard for shard in old.shards} if old else {}
         self._names = {} if old else list_indexes(storage, folder)
-        marker = read_writer_marker(storage, folder) or {}
-        self.classes = tuple(str(name) for name in marker.get("classes", ()))
+        marker = read_writer_marker(storage, folder)
+        self.is_by_writer = marker is not None
+        self.classes = tuple(str(name) for name in (marker or {}).get("classes", ()))
         self.block_samples = old.block_samples if old else 0
         for name in sorted(self._names)[:1]:
             for file in self._names[name]:

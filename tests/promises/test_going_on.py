@@ -102,6 +102,7 @@ def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, st
     expected = manifest_of(undisturbed[compression])
 
     assert [shard.url for shard in manifest.shards] == shards
+    assert list(folder.glob(".shardkit-*")) == []
     assert [shard.sha256 for shard in manifest.shards] == [shard.sha256 for shard in expected.shards[: len(shards)]]
     assert (manifest.classes, manifest.columns) == (expected.classes, expected.columns)
     assert manifest.block_samples == expected.block_samples
