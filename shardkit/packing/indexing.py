@@ -191,11 +191,7 @@ def index_shards(
         url=folder,
     )
     manifest = publish_manifest(storage, manifest, tables, column_types.schema)
-    _delete_old_indexes(storage, manifest)
-    if left.is_by_writer:
-        if not is_remote(folder):
-            remove_temporary_files(folder)
-        storage.delete(join(folder, UNFINISHED_NAME))
+    left.delete(manifest)
     return manifest
 
 
@@ -354,13 +350,21 @@ class _LeftIndexes:
         self._shards = {shard.url: shard for shard in old.shards} if old else {}
         self._names = {} if old else list_indexes(storage, folder)
         marker = read_writer_marker(storage, folder)
-        self.is_by_writer = marker is not None
+        self._is_by_writer = marker is not None
         self.classes = tuple(str(name) for name in (marker or {}).get("classes", ()))
         self.block_samples = old.block_samples if old else 0
         for name in sorted(self._names)[:1]:
             for file in self._names[name]:
                 with contextlib.suppress(DatasetError):
                     self.block_samples = read_named_index(storage, folder, file)[0].facts.block_samples
+
+    def delete(self, manifest: Manifest) -> None:
+        """Delete what is in the way of the new manifest: indexes of format 1, and what a writer left."""
+        _delete_old_indexes(self._storage, manifest)
+        if self._is_by_writer:
+            if not is_remote(self._folder):
+                remove_temporary_files(self._folder)
+            self._storage.delete(join(self._folder, UNFINISHED_NAME))
 
     def add_columns(self, table: "pa.Table", name: str, sha256: str) -> "pa.Table":
         """Return a shard's rows with the columns that only its present index has, if that is of the same bytes.
