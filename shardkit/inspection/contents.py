@@ -307,7 +307,7 @@ def compute_statistics(
     labels: Counter[tuple[bool, int, str]] = Counter()  # those without a name last, then by number
     order: dict[str, int] = {}  # of the names of all datasets
     folders: set[str] = set()
-    files: list[npt.NDArray[np.int64]] = []  # their sizes
+    files = [np.zeros(0, dtype=np.int64)]  # their sizes
     labels_were_files = _label_files(manifest)
     stored, others = [], []
     decoder = Decoder()

@@ -67,8 +67,8 @@ from shardkit.packing.writer import (
 from shardkit.progress import track
 from shardkit.sources.folders import ListedSource
 from shardkit.sources.shards import ShardSource
-from shardkit.storage.base import Storage, format_bytes, join, parse_bytes
-from shardkit.storage.local import absolute_url
+from shardkit.storage.base import Storage, format_bytes, is_remote, join, parse_bytes
+from shardkit.storage.local import absolute_url, remove_temporary_files
 from shardkit.storage.os_errors import FULL
 from shardkit.storage.registry import storage_for
 
@@ -152,7 +152,7 @@ class _Pack:
                 unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError | StorageError)
                 if not listed or unusable:  # the next call could do nothing with it
                     staging.clear()
-                if isinstance(error, OSError) and str(error.filename).startswith(staging.url):
+                if isinstance(error, StorageError) and error.url.startswith(staging.url):
                     error.add_note("All samples wait there until they are packed. Without executor, TMPDIR says where.")
                 raise
         return {
@@ -315,6 +315,8 @@ class _Pack:
                 advance(written.shard.samples)
         staging.clear()  # before a manifest says that there is nothing more to do
         if request.splits is not None:
+            if not is_remote(self._folder):
+                remove_temporary_files(self._folder)  # of a call that was killed while it wrote the card
             paths = {name: [f"{name}/*{compression.suffix}"] for name in self._targets if len(plans[name])}
             publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
         for name, target in unfinished.items():

@@ -61,7 +61,8 @@ def test_splits_come_to_lie_beside_other_datasets(tmp_path):
 
     pack(SAMPLES, tmp_path / "out", splits=SPLITS, progress=False)  # finished, and nothing to do
     pack(SAMPLES, tmp_path / "out", splits=SPLITS, seed=1, overwrite=True, progress=False)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "test", "train", "val"]
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [".huggingface.yaml", "README.md", "test", "train", "val"]
 
 
 def test_hidden_files_are_in_nobodys_way(tmp_path):
