@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import islice
@@ -315,10 +315,7 @@ class _Pack:
                 advance(written.shard.samples)
         staging.clear()  # before a manifest says that there is nothing more to do
         if request.splits is not None:
-            if not is_remote(self._folder):
-                remove_temporary_files(self._folder)  # of a call that was killed while it wrote the card
-            paths = {name: [f"{name}/*{compression.suffix}"] for name in self._targets if len(plans[name])}
-            publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
+            self._publish_card({name: [f"{name}/*{compression.suffix}"] for name in plans if len(plans[name])})
         for name, target in unfinished.items():
             target.sweep()
             stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
@@ -334,6 +331,11 @@ class _Pack:
                     "samples_with": _samples_with(done[stem + compression.suffix] for stem in stems),
                 },
             )
+
+    def _publish_card(self, paths: Mapping[str, Sequence[str]]) -> None:
+        if not is_remote(self._folder):
+            remove_temporary_files(self._folder)  # of a call that was killed while it wrote the card
+        publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:
         request = self._request
