@@ -102,8 +102,8 @@ def repeated_text(folder):
 
 
 def zeros(folder):
-    """Ten values of 30 MB of zeros, which compress to nothing."""
-    with_column(folder, lambda count: pa.array(["\0" * 30_000_000 if i < 10 else "" for i in range(count)]))
+    """Five values of 30 MB of zeros, which compress to nothing."""
+    with_column(folder, lambda count: pa.array(["\0" * 30_000_000 if i < 5 else "" for i in range(count)]))
 
 
 def many_columns(folder):
@@ -152,11 +152,11 @@ OLD = [repeated_text, zeros, many_columns, long_footer, many_facts, many_samples
 
 
 def large_column(folder):
-    """A column of 300 MB with all checksums right."""
+    """A column of 150 MB with all checksums right."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "MAX_ROWS_BYTES", 1 << 40)
         patch.setattr(parquet, "_GROUP_BYTES", 1 << 40)
-        texts = ["\0" * 30_000_000 if i < 10 else "" for i in range(21)]
+        texts = ["\0" * 30_000_000 if i < 5 else "" for i in range(21)]
         rewrite_index(folder, rows=lambda table: table.append_column("x", pa.array(texts[: len(table)])))
 
 

@@ -110,9 +110,9 @@ def expected(original):
 
 
 def files_of(folder):
-    """Return all files of a dataset but its shards, and the manifest's copy that no reader asks for here."""
+    """Return all files of a dataset but its shards, its card, and the manifest's copy that no reader asks for here."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return [name for name in names if not name.endswith(".tar") and "manifest-" not in name]
+    return [name for name in names if not name.endswith((".tar", ".yaml")) and "manifest-" not in name]
 
 
 damages = st.tuples(
