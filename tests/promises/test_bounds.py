@@ -169,10 +169,10 @@ def many_blocks(folder):
 
 def long_side_file(folder):
     with next(folder.glob("__index__/blocks.*")).open("r+b") as file:
-        file.truncate(20 << 30)
+        file.truncate(1 << 30)
 
     def lie(data):
-        data["block_file"]["size"] = 20 << 30
+        data["block_file"]["size"] = 1 << 30
 
     edit_manifest(folder, lie)
 
