@@ -450,13 +450,17 @@ def _recognise(folder: Path, path: str) -> Literal["images", "files", "shards"]:
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and those below it, each with its files; what is hidden is left out, links are followed once."""
-    status = folder.stat()
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    with os.scandir(folder) as entries:
-        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    yield folder, [entry.name for entry in visible if not entry.is_dir()]
+    with os_errors(str(folder)):
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder) as entries:
+            visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    files, folders = [], []
     for entry in visible:
-        if entry.is_dir():
-            yield from _walk(Path(entry.path), seen)
+        with os_errors(entry.path):
+            (folders if entry.is_dir() else files).append(entry.name)
+    yield folder, files
+    for name in folders:
+        yield from _walk(folder / name, seen)

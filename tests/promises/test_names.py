@@ -263,7 +263,7 @@ def test_hostile_keys_in_a_shard_lead_no_command_out_of_its_folder(tmp_path_fact
         assert len(list(dataset)) == len(dataset)
 
     assert names_in(above) == ["folder"]
-    own = {"a.tar", "manifest.json", "packed", "shardkit-cache", "unfinished.json", "__index__"}
+    own = {"a.tar", "manifest.json", "packed", "shardkit-cache", "unfinished.json", "__index__", ".huggingface.yaml"}
     assert {name for name in names_in(folder) if not name.endswith(".parquet")} <= own
     assert not Path("/tmp/shardkit-evil.cls").exists()
     shutil.rmtree(above)
@@ -280,7 +280,7 @@ def test_splits_are_folders_of_their_own_inside_the_destination(tmp_path_factory
         assert names_in(above) == []
     else:
         assert names_in(above) == ["out"]
-        assert sorted(names_in(above / "out")) == sorted([name, "train"])
+        assert names_in(above / "out") == sorted([".huggingface.yaml", name, "train"])
         assert is_fine_on_windows(name)
     shutil.rmtree(above)
 
@@ -293,14 +293,26 @@ def test_a_split_that_could_be_another_folder_is_refused_before_anything_is_writ
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["nul.tar", "a:b.tar", "a\\b.tar", "A.tar", "é.tar"])
-def test_shards_whose_indexes_could_be_elsewhere_or_one_file_are_refused(name, tmp_path):
+@pytest.mark.parametrize("name", ["nul.tar", "a:b.tar", "a\\b.tar"])
+def test_shards_whose_indexes_could_be_elsewhere_are_refused(name, tmp_path):
     for shard in (name, "a.tar", "e\u0301.tar"):
         (tmp_path / shard).write_bytes(hostile_tar(["1.cls"]))
 
     with pytest.raises(shardkit.ArgumentError, match=r"the index '.*; rename the shard"):
         shardkit.index_shards(tmp_path)
     assert len(names_in(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("name", ["A.tar", "é.tar"])
+def test_shards_that_differ_in_case_or_accents_have_indexes_that_are_files_of_their_own_everywhere(name, tmp_path):
+    for number, shard in enumerate((name, "a.tar", "e\u0301.tar")):
+        (tmp_path / shard).write_bytes(hostile_tar([f"{number}.cls"]))
+
+    indexes = [shard.index_url for shard in shardkit.index_shards(tmp_path).shards]
+
+    assert find_unsafe(indexes) is None
+    assert len(indexes) == 3
+    assert len(shardkit.ShardDataset(tmp_path)) == 3
 
 
 class EveryName(http.server.BaseHTTPRequestHandler):

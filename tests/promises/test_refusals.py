@@ -156,7 +156,7 @@ def repacked(folder):
     try:
         return shardkit.pack(shardkit.ShardSource(folder), out, **PACK)["repacked"].digest
     finally:
-        assert not [path for path in out.glob("*") if path.name.startswith(".")]
+        assert {path.name for path in out.glob(".*")} <= {".huggingface.yaml"}
         shutil.rmtree(out, ignore_errors=True)
 
 
@@ -309,10 +309,11 @@ def test_verify_reports_the_file_and_nothing_that_is_not_so(damaged, fault, targ
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Return a dataset of twelve shards, and what its manifest calls them and their indexes."""
+    """Return a dataset of twelve shards, what its manifest calls them, and what it calls indexes and block tables."""
     folder = tmp_path_factory.mktemp("several") / "train"
     manifest = shardkit.pack(SAMPLES, folder, **PACK | {"shard_samples": 5})["train"]
-    return folder, [shard.url for shard in manifest.shards], [shard.index_url for shard in manifest.shards]
+    indexes = [*(shard.index_url for shard in manifest.shards), manifest.block_file_url]
+    return folder, [shard.url for shard in manifest.shards], indexes
 
 
 @given(data=st.data())
@@ -334,7 +335,7 @@ def test_all_that_is_missing_is_said_when_a_dataset_is_opened(several, data):
             (aside / name).rename(folder / name)
 
     lost, unindexed = (sum(name in gone for name in names) for names in (shards, indexes))
-    counts = [f"{lost} of 12 shards"] * bool(lost) + [f"{unindexed} of 12 indexes"] * bool(unindexed)
+    counts = [f"{lost} of 12 shards"] * bool(lost) + [f"{unindexed} of 13 indexes"] * bool(unindexed)
     named = ", ".join(gone[:5]) + " ..." * (len(gone) > 5)
     for error in errors:
         assert str(error).startswith(f"{folder}: {' and '.join(counts)} are missing: {named}; fetch them again, or ")

@@ -55,9 +55,9 @@ def test_of_files_elsewhere_nothing_is_known_before_they_are_read(folder):
     from fsspec.implementations.memory import MemoryFileSystem
 
     memory = MemoryFileSystem()
-    for path in folder.iterdir():
-        if not path.name.endswith("0.tar"):
-            memory.pipe(f"/missing/{path.name}", path.read_bytes())
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.name.endswith("0.tar"):
+            memory.pipe(f"/missing/{path.relative_to(folder)}", path.read_bytes())
     dataset = shardkit.ShardDataset("memory://missing")
 
     assert dataset[25]["cls"] in range(30)
