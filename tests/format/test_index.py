@@ -29,6 +29,7 @@ from shardkit.format.index import (
     publish_index,
     read_named_index,
 )
+from shardkit.format.parquet import CheckedParquet
 from shardkit.storage.local import LocalStorage
 
 NO_BLOCKS = BlockTable(*([np.zeros(0, dtype=np.int64)] * 5))
@@ -408,22 +409,19 @@ def test_blocks_have_at_least_one_sample_and_are_about_as_large_as_asked_for(cou
 @pytest.mark.parametrize("moment", ["when it is opened", "when its rows are read"])
 @pytest.mark.parametrize("error", [AccessError, MissingFileError, StorageError])
 def test_what_the_storage_says_is_said_as_it_is(moment, error):
-    builder = IndexBuilder()
-    builder.add("a", 0, 1024, [("txt", 512, 3, 7)])
+    fails = moment == "when it is opened"
 
-    class Failing(io.BytesIO):
-        fails = moment == "when it is opened"
+    data, described = encode_index(one_sample().table(), facts(1, ("txt",)), NO_BLOCKS)
 
-        def read(self, size=-1):
-            if self.fails:
-                raise error("a.parquet: is not to be had")
-            return super().read(size)
-
-    file = Failing(written(builder, 1).getvalue())
+    def read_part(offset, size):
+        if fails:
+            raise error("a.parquet: is not to be had")
+        return data[offset : offset + size]
 
     def read():
-        index = ShardIndex(file, "a.parquet")
-        file.fails = True
+        nonlocal fails
+        index = ShardIndex(lambda *, fresh: CheckedParquet(read_part, len(data), described), "a.parquet")  # noqa: ARG005
+        fails = True
         index.rows()
 
     with pytest.raises(error, match="is not to be had") as caught:

@@ -131,6 +131,7 @@ ZST = "zst is read, also before Python 3.14"
 LZMA = "the format that lzma wrote before xz is not read"
 KINDS = "sparse members, parts of multi-volume archives and members of unknown types are errors"
 NEGATIVE = "a negative size is an error"
+CLASSES = "class numbers of several of shardkit's datasets with different class lists are those of one list, by name"
 
 AB, CD = archive("a.jpg", "b.jpg"), archive("c.jpg", "d.jpg")
 A_B, C_D = "a: jpg | b: jpg", "c: jpg | d: jpg"
@@ -297,9 +298,28 @@ def test_every_deviation_is_listed_and_every_listed_one_is_shown():
     listed = re.findall(r"^- (.*)$", shardkit.webdataset.__doc__, re.MULTILINE)
 
     assert listed == sorted(set(listed), key=listed.index)
-    assert {row.deviation for row in ROWS if row.webdataset != row.shardkit} == {*listed} - (
+    assert {row.deviation for row in ROWS if row.webdataset != row.shardkit} | {CLASSES} == {*listed} - (
         {ZST} if KNOWS_ZST else set()
     )
+
+
+def test_class_numbers_of_different_lists_are_those_of_one_list_which_they_are_not_in_webdataset(tmp_path):
+    for name, classes in (("x", ["cat", "dog"]), ("y", ["dog", "eel"])):
+        with ShardWriter(tmp_path / name, classes=classes, compression="none") as writer:
+            for number, label in enumerate(classes):
+                writer.write({KEY: label + name, "cls": number})
+    urls = [str(tmp_path / name / f"{name}-000000.tar") for name in "xy"]
+    _, theirs, _ = by_webdataset(urls)
+    stream = ShardStream(urls, shuffle=False)
+
+    assert [(sample[KEY], int(sample["cls"])) for sample in theirs] == [
+        ("catx", 0),
+        ("dogx", 1),
+        ("dogy", 0),
+        ("eely", 1),
+    ]
+    assert stream.classes == ("cat", "dog", "eel")
+    assert [(sample[KEY], sample["cls"]) for sample in stream] == [("catx", 0), ("dogx", 1), ("dogy", 1), ("eely", 2)]
 
 
 def deviates(name):

@@ -15,7 +15,7 @@ from shardkit.errors import (
     ShardError,
     StorageError,
 )
-from shardkit.format.index import open_index
+from shardkit.format.index import BLOCK_BYTES, open_index
 from shardkit.inspection.contents import list_samples, list_shards, read_member
 from shardkit.loading import fetch
 from shardkit.storage.registry import storage_for
@@ -201,11 +201,13 @@ def test_manifests_and_indexes_that_come_wrong_are_fetched_again_or_refused(name
     faulty = proxy(web.url)
     (path,) = (web.folder / "none").rglob(name)
     size = path.stat().st_size
-    for at in range(0, size, size // 20):
+    # Nobody reads the header of NumPy: the manifest says where the rows are.
+    rows = BLOCK_BYTES * sum(shard.blocks for shard in manifest_of(web.folder / "none").shards)
+    for at in range(size - rows if path.suffix == ".npy" else 0, size, size // 20):
         rule = faulty.inject("bit flip", path=f"*/{path.name}", at=at)
         caplog.clear()
         dataset = shardkit.ShardDataset(f"{faulty.url}/none")
-        found = {key: dataset.by_key(key)["bin"] for key in dataset.keys()[60:63]}
+        found = {key: dataset.by_key(key)["bin"] for key in dataset.keys()[10::50]}  # of each shard
 
         assert found == {key: SAMPLES[key] for key in found}
         assert rule.hits == 1
