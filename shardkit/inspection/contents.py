@@ -457,7 +457,8 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, list
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(folder) as entries:
             visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
-    files, folders = [], []
+    files: list[str] = []
+    folders: list[str] = []
     for entry in visible:
         with os_errors(entry.path):
             (folders if entry.is_dir() else files).append(entry.name)
