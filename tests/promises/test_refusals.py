@@ -1,7 +1,6 @@
 """Whatever is wrong with files: an error of ours that names the file and says what to do, or the right samples."""
 
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 import shardkit
 from shardkit.cli.app import app
 from shardkit.inspection.contents import list_samples
+from tests.support import forge
 from tests.support.shared import without_rights
 
 SAMPLES = [{"__key__": f"k/{i:04d}", "txt": f"sample {i} " * 20, "cls": i % 5} for i in range(60)]
@@ -481,11 +481,13 @@ def test_nulls_and_other_types_in_an_index_are_errors_of_ours_or_the_right_sampl
 def test_numbers_of_blocks_that_are_not_so_are_said_to_be_the_manifests(whole, expected, name, value, shard):
     path = whole / "manifest.json"
     right = path.read_bytes()
-    says = json.loads(right)
-    part = says["shardlist"][shard] if name == "blocks" else says
-    assume(value != part[name])
-    part[name] = value
-    path.write_text(json.dumps(says))
+
+    def lie(says):
+        part = says["shardlist"][shard] if name == "blocks" else says
+        assume(value != part[name])
+        part[name] = value
+
+    forge.edit_manifest(whole, lie)
     wrong = []
     try:
         for read in FEWER:
