@@ -282,8 +282,8 @@ def test_an_error_at_any_call_in_a_process_ends_the_pass(folders):
             found = list(batches(case))
         except (InjectedError, shardkit.CodecError, WorkerError) as error:
             says = str(error)
-        else:  # rows that cannot be sent together are sent one by one
-            assert (case[0][0], case[0][3]) in [("/loading/rows.py", name) for name in ("_pickled", "<genexpr>")], case
+        else:  # rows that cannot be sent together are sent one by one; Python gives an error up at a generator's end
+            assert case[0][3] in ("_pickled", "<genexpr>"), case
             assert [batch["__key__"] for batch in found] == expected
             continue
         assert "injected" in says or (case[0][3] == "_serve" and "has died (exit code 1)" in says), case
