@@ -47,10 +47,18 @@ def test_a_second_pack_into_a_folder_is_refused_while_the_first_is_at_work(tmp_p
     assert temporary_files(tmp_path / "packed") == []
 
 
+def live_on(begun):
+    begun.set()  # what a child lets go when it begins is let go
+    signal.pause()
+
+
 def hold_with_a_child(folder, ready):
     with exclusive([folder]):
-        child = multiprocessing.get_context("fork").Process(target=signal.pause)
+        fork = multiprocessing.get_context("fork")
+        begun = fork.Event()
+        child = fork.Process(target=live_on, args=(begun,))
         child.start()
+        begun.wait(60)
         Path(f"{folder}.child").write_text(str(child.pid))
         ready.set()
         signal.pause()
