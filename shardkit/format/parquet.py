@@ -158,7 +158,7 @@ def write_parquet(
 
 
 def facts_of(data: bytes, group_rows: int) -> FileFacts:
-    """Return what a manifest says of a file with this content, which has so many rows in a group."""
+    """Return what a manifest records of a file with this content and ``group_rows`` rows in a row group."""
     footer_size = _TAIL.unpack(data[-_TAIL.size :])[0] + _TAIL.size
     sha256 = hashlib.sha256(data).hexdigest()
     return FileFacts(len(data), sha256, footer_size, crc32(data[-footer_size:]), group_rows)
@@ -177,7 +177,7 @@ class CheckedParquet:
     """A Parquet file whose footer has been compared and parsed; its rows are when they are asked for.
 
     Args:
-        read: Returns bytes of the file: from an offset, so many.
+        read: Returns ``size`` bytes of the file from ``offset`` on; called as ``read(offset, size)``.
         size: The file's size in bytes.
         facts: What the manifest says of the file; None where no manifest has checksums of it.
 
@@ -248,7 +248,7 @@ class CheckedParquet:
         return int(self._metadata.num_row_groups)
 
     def check_groups(self, rows: int, group_rows: int) -> None:
-        """Check that it has so many rows, in groups of ``group_rows``; the last may have fewer. Raises ParquetError."""
+        """Check that it has ``rows`` rows, in groups of ``group_rows`` but for the last. Raises ParquetError."""
         found = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
         last = rows - (len(found) - 1) * group_rows
         if found and (found[:-1] != [group_rows] * (len(found) - 1) or found[-1] != last or last > group_rows):

@@ -260,7 +260,7 @@ def _columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> Itera
 
 
 def gather_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema", rows: int) -> Iterator["pa.Table"]:
-    """Yield the promoted columns of all samples as the indexes have them, in tables of so many rows, but for the last.
+    """Yield the promoted columns of all samples, read from the indexes, in tables of ``rows`` rows but for the last.
 
     Raises:
         DatasetError: An index is not usable.
