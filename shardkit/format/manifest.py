@@ -429,7 +429,8 @@ def check_finished(storage: Storage, folder: str, *, by_pack: bool = False) -> N
     Args:
         storage: Serves the folder.
         folder: The folder.
-        by_pack: Whether only one that ``pack`` began is meant: what a ``ShardWriter`` has left can be made a dataset.
+        by_pack: Accept what a ``ShardWriter`` has left, which can be made a dataset, unless it has not yet deleted
+            the dataset that it was to replace.
 
     Raises:
         UnfinishedDatasetError: One does.
@@ -439,23 +440,33 @@ def check_finished(storage: Storage, folder: str, *, by_pack: bool = False) -> N
         storage.info(url)
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # S3 forbids to know what does not exist
         return
-    is_by_writer = read_writer_marker(storage, folder) is not None
-    if is_by_writer:
-        if by_pack:
-            return
-        advice = f"go on with ShardWriter(..., resume=True), or run 'shardkit index {folder}' to make a dataset of the "
-        advice += "shards that are whole"
+    marker = read_writer_marker(storage, folder)
+    if marker is None:
+        writer, advice = "pack", "run the same pack again to go on, or pass overwrite=True to begin anew"
+    elif marker.get("replaces"):
+        writer, advice = "ShardWriter", "begin anew with ShardWriter(..., resume=True)"
+    elif by_pack:
+        return
     else:
-        advice = "run the same pack again to go on, or pass overwrite=True to begin anew"
+        writer, advice = (
+            "ShardWriter",
+            (
+                f"go on with ShardWriter(..., resume=True), or run 'shardkit index {folder}' to make a dataset of the "
+                "shards that are whole"
+            ),
+        )
     raise UnfinishedDatasetError(
-        f"{folder}: is unfinished: it is being written, or its {'ShardWriter' if is_by_writer else 'pack'} was stopped "
-        f"({UNFINISHED_NAME} stands in it). If nobody is writing it, {advice}",
+        f"{folder}: is unfinished: it is being written, or its {writer} was stopped ({UNFINISHED_NAME} stands in it). "
+        f"If nobody is writing it, {advice}",
         url=folder,
     )
 
 
 def read_writer_marker(storage: Storage, folder: str) -> dict[str, Any] | None:
-    """Return what a ``ShardWriter`` has written down of the unfinished dataset in a folder; None if there is none."""
+    """Return what a ``ShardWriter`` has written down of the unfinished dataset in a folder; None if there is none.
+
+    Those are its ``classes``; and ``replaces``, true for as long as shards of a dataset that it replaces may be there.
+    """
     try:
         marker = json.loads(read_whole(storage, join(folder, UNFINISHED_NAME)))
     except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError, ValueError, RecursionError):

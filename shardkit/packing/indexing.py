@@ -47,13 +47,13 @@ from shardkit.format.manifest import (
 from shardkit.format.scan import ShardScan, count_repeated_keys, find_block_samples
 from shardkit.format.side_files import publish_manifest
 from shardkit.hashing import hash_keys
-from shardkit.packing.writer import list_indexes, refuse_links
+from shardkit.packing.writer import list_indexes, refuse_links, sweep
 from shardkit.progress import track
 from shardkit.reading.class_lists import labelled_part, with_class_lists
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards
 from shardkit.sample import KEY, SOURCE
 from shardkit.storage.base import STDIN, Storage, is_remote, is_web, join, parse_bytes, read_only, split_url
-from shardkit.storage.local import canonical_url, remove_temporary_files
+from shardkit.storage.local import canonical_url
 from shardkit.storage.registry import storage_for
 from shardkit.storage.safe_names import find_unsafe
 
@@ -362,8 +362,7 @@ class _LeftIndexes:
         """Delete what is in the way of the new manifest: indexes of format 1, and what a writer left."""
         _delete_old_indexes(self._storage, manifest)
         if self._is_by_writer:
-            if not is_remote(self._folder):
-                remove_temporary_files(self._folder)
+            sweep(self._folder)
             self._storage.delete(join(self._folder, UNFINISHED_NAME))
 
     def add_columns(self, table: "pa.Table", name: str, sha256: str) -> "pa.Table":

@@ -62,13 +62,14 @@ from shardkit.packing.writer import (
     publish_dataset,
     refuse_links,
     shard_stem,
+    sweep,
     too_large,
 )
 from shardkit.progress import track
 from shardkit.sources.folders import ListedSource
 from shardkit.sources.shards import ShardSource
-from shardkit.storage.base import Storage, format_bytes, is_remote, join, parse_bytes
-from shardkit.storage.local import absolute_url, remove_temporary_files
+from shardkit.storage.base import Storage, format_bytes, join, parse_bytes
+from shardkit.storage.local import absolute_url
 from shardkit.storage.os_errors import FULL
 from shardkit.storage.registry import storage_for
 
@@ -317,7 +318,7 @@ class _Pack:
         if request.splits is not None:
             self._publish_card({name: [f"{name}/*{compression.suffix}"] for name in plans if len(plans[name])})
         for name, target in unfinished.items():
-            target.sweep()
+            sweep(target.folder)
             stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
             publish_dataset(
                 self._storage,
@@ -333,8 +334,7 @@ class _Pack:
             )
 
     def _publish_card(self, paths: Mapping[str, Sequence[str]]) -> None:
-        if not is_remote(self._folder):
-            remove_temporary_files(self._folder)  # of a call that was killed while it wrote the card
+        sweep(self._folder)  # a call may have been killed while it wrote the card
         publish_card(self._storage, self._folder, {_SPLITS_OF_OTHERS.get(n, n): path for n, path in paths.items()})
 
     def _plan(self, records: Records) -> dict[str, ShardPlan]:

@@ -27,7 +27,7 @@ from shardkit.format.tar import END_OF_ARCHIVE, member_header, padding, read_mem
 from shardkit.hashing import UInt64Array, hash_key
 from shardkit.packing.records import ListedPart
 from shardkit.packing.workers import StopSign, until
-from shardkit.packing.writer import too_large
+from shardkit.packing.writer import STAGING_FOLDER, too_large
 from shardkit.sample import SOURCE
 from shardkit.storage.base import Storage, is_remote, join, read_right, split_url
 from shardkit.storage.local import absolute_url, local_path, remove_temporary_files, temporary_folder
@@ -35,7 +35,6 @@ from shardkit.storage.os_errors import open_file
 from shardkit.storage.registry import storage_for
 from shardkit.storage.spool import spooled
 
-STAGING_NAME = "__staging__"
 SEGMENT_BYTES = 256_000_000
 _AHEAD_BYTES = 4_000_000  # that a worker reads ahead, of all segments together
 _COPY_BYTES = 1 << 20
@@ -56,7 +55,7 @@ class Staging:
     """
 
     def __init__(self, folder: str, storage: Storage, *, is_shared: bool) -> None:
-        self.url = join(absolute_url(folder), STAGING_NAME) if is_shared else str(temporary_folder(folder))
+        self.url = join(absolute_url(folder), STAGING_FOLDER) if is_shared else str(temporary_folder(folder))
         self.storage = storage if is_shared else storage_for(self.url)
         self._is_shared = is_shared
 

@@ -14,9 +14,8 @@ from shardkit.format.index import read_named_index
 from shardkit.format.manifest import INDEX_FOLDER, MANIFEST_NAME, UNFINISHED_NAME, read_whole, write_whole
 from shardkit.format.shard_writer import WrittenShard, written_shard
 from shardkit.packing.records import SampleFunction, SampleTransform
-from shardkit.packing.writer import check_folder, delete_others, list_indexes, own_names, prepare_folder
-from shardkit.storage.base import Storage, is_remote, join
-from shardkit.storage.local import remove_temporary_files
+from shardkit.packing.writer import check_folder, delete_others, list_indexes, own_names, prepare_folder, sweep
+from shardkit.storage.base import Storage, join
 
 _OTHER_SOURCE = "the source: samples were added, removed or changed since"
 
@@ -85,7 +84,7 @@ class Target:
         if self._earlier is None:
             refuse_others(self._storage, self.folder, overwrite=overwrite)
         earlier = self._earlier or {}
-        same = earlier.get("request") == self._request
+        same = self._is_same(earlier)
         if self._earlier is not None and resume and not overwrite:
             if same:
                 return
@@ -98,6 +97,13 @@ class Target:
             check_folder(self._storage, self.folder)
         self._earlier = None
         self._unfinished = True
+
+    def _is_same(self, earlier: Mapping[str, Any]) -> bool:
+        """Return whether an earlier pack was asked for the same; one that is finished may be of any version."""
+        request = earlier.get("request")
+        if isinstance(request, dict) and not self._unfinished and "source" in earlier:
+            request = request | {"version": self._request["version"]}
+        return bool(request == self._request)
 
     @property
     def exists(self) -> bool:
@@ -135,23 +141,17 @@ class Target:
         elif "plan" not in self._earlier:
             write_whole(self._storage, join(self.folder, UNFINISHED_NAME), json.dumps(plan).encode(), overwrite=True)
         elif self._earlier["plan"] != plan["plan"]:
-            raise self._refuse(_OTHER_SOURCE)
+            raise self._refuse(_differences(self._earlier.get("request"), self._request) or _OTHER_SOURCE)
 
     def clean(self, stems: Sequence[str], compression: Compression) -> dict[str, list[str]]:
         """Delete what killed writers and replaced datasets left; return the indexes that are left of each shard."""
-        self.sweep()
+        sweep(self.folder)
         found = list_indexes(self._storage, self.folder)
         indexes = {stem: found.get(stem, []) for stem in stems}
         keep = {stem + compression.suffix for stem in stems}
         keep |= {join(INDEX_FOLDER, name) for names in indexes.values() for name in names}
         delete_others(self._storage, self.folder, keep=keep)
         return indexes
-
-    def sweep(self) -> None:
-        """Delete the temporary files of writers that were killed."""
-        if not is_remote(self.folder):
-            remove_temporary_files(self.folder)
-            remove_temporary_files(join(self.folder, INDEX_FOLDER))
 
     def finished_shard(
         self, stem: str, names: Sequence[str], compression: Compression, plan: str

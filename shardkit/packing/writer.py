@@ -64,7 +64,9 @@ from shardkit.storage.safe_names import check_no_links
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FOLDERS = (INDEX_FOLDER, "__staging__")
+STAGING_FOLDER = "__staging__"
+"""Where samples wait in a dataset's folder until they are packed, if workers may be on other machines."""
+
 _SUFFIXES = (".tar", ".tar.zst", ".tar.gz")
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
 
@@ -126,7 +128,7 @@ class ShardWriter:
             first samples.
         block_bytes: About how large a block is to be: the unit of reading in training.
         columns: Values to promote into the index: a field's name, or a function of the sample.
-        classes: Names of the classes, by number.
+        classes: Names of the classes, by number. A writer that goes on has those that it began with.
         resume: Keep the complete shards of a ``ShardWriter`` that was stopped, and go on behind them. ``samples`` says
             how many samples they have: those that come after these are to be written. Nobody else may be writing there.
         overwrite: Replace a dataset that is there, and what an unfinished one left.
@@ -138,7 +140,8 @@ class ShardWriter:
 
     Raises:
         DatasetExistsError: There is a dataset, or there are shards, in the folder already.
-        ArgumentError: ``compression`` or ``columns`` are not those of the shards to go on with.
+        ArgumentError: ``compression``, ``columns`` or ``classes`` are not those of the shards to go on with.
+        DatasetError: A shard before those to go on with is missing.
 
     Example:
         >>> import tempfile
@@ -181,17 +184,32 @@ class ShardWriter:
         self._over = ""  # why nothing more can be written
         self._hashes = array("Q")  # of all keys
         self._storage = storage_for(self._folder, storage_options)
-        if resume and not is_remote(self._folder):
-            remove_temporary_files(self._folder)
-            remove_temporary_files(join(self._folder, INDEX_FOLDER))
-        if resume and not overwrite and read_writer_marker(self._storage, self._folder) is not None:
+        earlier = read_writer_marker(self._storage, self._folder) if resume and not overwrite else None
+        if resume:
+            sweep(self._folder)
+        if earlier is not None:
+            self._take_classes(earlier.get("classes"))
+        if earlier is not None and not earlier.get("replaces"):
             self._take_written()
         else:
             marker = {"writer": "ShardWriter", "classes": list(self._classes)}
-            prepare_folder(self._storage, self._folder, marker, overwrite=overwrite)
+            prepare_folder(self._storage, self._folder, marker, overwrite=overwrite or earlier is not None)
+
+    def _take_classes(self, classes: Sequence[str] | None) -> None:
+        """Take the class names that an earlier writer had. Raises ArgumentError if this one is to have others."""
+        if classes is None:  # it was of a version that did not write them down
+            return
+        if self._classes and list(self._classes) != list(classes):
+            raise self._is_other("classes", list(classes), list(self._classes))
+        self._classes = check_texts("classes", classes)
 
     def _take_written(self) -> None:
-        """Take the complete shards that an earlier writer left, and delete what else it left."""
+        """Take the complete shards that an earlier writer left, and delete what else it left.
+
+        Raises:
+            ArgumentError: They are not shards that this writer could have written. Nothing was changed.
+            DatasetError: A shard before others is missing. Likewise.
+        """
         names, indexes = set(self._storage.list(self._folder)), list_indexes(self._storage, self._folder)
         keep: set[str] = set()
         while True:
@@ -208,6 +226,14 @@ class ShardWriter:
             self._hashes.extend(hash_key(key) for key in index[0].sample_keys())
             self.samples += written.shard.samples
             keep |= {written.shard.url, written.shard.index_url}
+        others = own_names(self._storage, self._folder)
+        if lost := [name for name in others if name not in keep and name.endswith(_SUFFIXES)]:
+            raise DatasetError(
+                f"{self._folder}: holds {lost[0]}, which would be deleted, and not {stem}{_SUFFIXES[0]} or its like "
+                "before it; put what is missing back, make a dataset of what is there with 'shardkit index', or pass "
+                "overwrite=True to begin anew",
+                url=self._folder,
+            )
         delete_others(self._storage, self._folder, keep=keep)
 
     def _find_index(self, name: str, candidates: Iterable[str]) -> tuple[ShardIndex, FileFacts]:
@@ -234,10 +260,13 @@ class ShardWriter:
         there = {"compression": index.facts.compression, "columns": sorted(index.columns)}
         for name, value in asked.items():
             if value != there[name]:
-                raise ArgumentError(
-                    f"{self._folder}: its shards have {name} {there[name]!r}, the writer that is to go on has "
-                    f"{value!r}; pass the same, or overwrite=True to begin anew"
-                )
+                raise self._is_other(name, there[name], value)
+
+    def _is_other(self, name: str, there: object, asked: object) -> ArgumentError:
+        return ArgumentError(
+            f"{self._folder}: its shards have {name} {there!r}, the writer that is to go on has {asked!r}; pass the "
+            "same, or overwrite=True to begin anew"
+        )
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
@@ -363,11 +392,14 @@ def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], 
     Raises:
         DatasetExistsError: There is one, and ``overwrite`` is False. Nothing was changed.
     """
-    if not overwrite:
-        check_folder(storage, folder)
     refuse_links(folder)
-    write_whole(storage, join(folder, UNFINISHED_NAME), json.dumps(marker).encode(), overwrite=overwrite)
-    delete_others(storage, folder, keep=())
+    url = join(folder, UNFINISHED_NAME)
+    if overwrite:  # until the old shards are gone, nobody may take them for shards of the new dataset
+        write_whole(storage, url, json.dumps({**marker, "replaces": True}).encode(), overwrite=True)
+        delete_others(storage, folder, keep=())
+    else:
+        check_folder(storage, folder)
+    write_whole(storage, url, json.dumps(marker).encode(), overwrite=overwrite)
 
 
 def refuse_links(folder: str, *names: str) -> None:
@@ -381,7 +413,14 @@ def refuse_links(folder: str, *names: str) -> None:
         StorageError: One is.
     """
     if not is_remote(folder):
-        check_no_links(local_path(folder), [f"{name}/0" for name in (*_FOLDERS, *names)])
+        check_no_links(local_path(folder), [f"{name}/0" for name in (INDEX_FOLDER, STAGING_FOLDER, *names)])
+
+
+def sweep(folder: str) -> None:
+    """Delete the temporary files of writers that were killed. No writer may be at work in the folder."""
+    if not is_remote(folder):
+        remove_temporary_files(folder)
+        remove_temporary_files(join(folder, INDEX_FOLDER))
 
 
 def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:

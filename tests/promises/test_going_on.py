@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit.errors import ArgumentError, DatasetExistsError, UnfinishedDatasetError
-from tests.support.forge import manifest_of
+from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, UnfinishedDatasetError
+from tests.support.forge import edit_manifest, manifest_of
 from tests.support.shared import examples
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 GOLDEN = ROOT / "tests" / "data" / "format-1"
+PHOTOS = ROOT / "tests" / "data" / "inputs" / "photos"
 COUNT = 60
 OPTIONS = {"shard_samples": 9, "block_bytes": 6000, "columns": {"label": "cls"}, "classes": ("a", "b", "c")}
 
@@ -26,7 +27,7 @@ import itertools, os, signal, sys
 from tests.promises.test_going_on import COUNT, OPTIONS, sample
 import shardkit
 
-folder, compression, steps, resume = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "resume"
+folder, compression, steps, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 calls = itertools.count(1)
 
 
@@ -43,7 +44,7 @@ def count_down(name):
 
 for name in ("fsync", "link", "replace", "rename", "unlink", "open"):
     count_down(name)
-with shardkit.ShardWriter(folder, compression=compression, resume=resume, **OPTIONS) as writer:
+with shardkit.ShardWriter(folder, compression=compression, **OPTIONS, **({how: True} if how else {})) as writer:
     for i in range(writer.samples, COUNT):
         writer.write(sample(i))
 """
@@ -53,9 +54,13 @@ def sample(i):
     return {"__key__": f"{i:03d}", "cls": i % 3, "txt": f"{i} " * i}
 
 
-def write(folder, compression, steps=10**9, how="begin"):
+def write(folder, compression, steps=10**9, how=""):
     command = [sys.executable, "-c", WRITE, str(folder), compression, str(steps), how]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def hashes_of(manifest):
+    return {shard.sha256 for shard in manifest.shards}
 
 
 def content_of(folder):
@@ -77,7 +82,7 @@ def undisturbed(tmp_path_factory):
 def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression, kills, undisturbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed") / "out"
     for number, steps in enumerate(kills):
-        done = write(folder, compression, steps, "resume" if number else "begin")
+        done = write(folder, compression, steps, "resume" if number else "")
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         if done.returncode == 0:
             break
@@ -86,6 +91,32 @@ def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression,
         if (folder / "unfinished.json").exists() or not (folder / "manifest.json").exists():
             assert finished.returncode == 0, finished.stderr
 
+    assert content_of(folder) == content_of(undisturbed[compression])
+    shutil.rmtree(folder.parent)
+
+
+@examples(1 / 5)
+@given(compression=st.sampled_from(["none", "zst", "gz"]), steps=st.integers(1, 60))
+def test_no_shard_of_a_dataset_that_is_replaced_is_taken_for_one_of_the_new(
+    compression, steps, undisturbed, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("replaced") / "out"
+    with shardkit.ShardWriter(folder, compression=compression, **OPTIONS) as writer:
+        for i in range(COUNT):
+            writer.write(sample(i) | {"cls": 2})
+    old = hashes_of(manifest_of(folder))
+    new = hashes_of(manifest_of(undisturbed[compression]))
+    done = write(folder, compression, steps, "overwrite")
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    if not (folder / "unfinished.json").exists():
+        assert hashes_of(manifest_of(folder)) == (new if done.returncode == 0 else old)
+        return
+    copy = shutil.copytree(folder, folder.parent / "copy" / "out")
+    with contextlib.suppress(DatasetError):  # it refuses, or there is no shard
+        assert hashes_of(shardkit.index_shards(copy)) <= new
+    finished = write(folder, compression, how="resume")
+
+    assert finished.returncode == 0, finished.stderr
     assert content_of(folder) == content_of(undisturbed[compression])
     shutil.rmtree(folder.parent)
 
@@ -147,6 +178,50 @@ def test_a_writer_goes_on_only_as_it_began(tmp_path):
     with pytest.raises(ArgumentError, match=r"its shards have columns \['label'\], the writer .* has \[\]"):
         shardkit.ShardWriter(folder, resume=True)
 
+    assert content_of(folder) == before
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_writer_does_not_delete_shards_behind_one_that_is_missing(lost, tmp_path):
+    folder = begun(tmp_path / "out")
+    (folder / f"out-00000{lost}.tar").unlink()
+    before = content_of(folder)
+    with pytest.raises(
+        DatasetError, match=rf"holds out-00000{lost + 1}.tar, .* and not out-00000{lost}.tar or its like"
+    ):
+        shardkit.ShardWriter(folder, resume=True, **OPTIONS)
+
+    assert content_of(folder) == before
+
+
+def test_a_writer_that_goes_on_keeps_its_class_names(tmp_path):
+    folder = begun(tmp_path / "out")
+    others = {name: value for name, value in OPTIONS.items() if name != "classes"}
+    with pytest.raises(
+        ArgumentError, match=r"its shards have classes \['a', 'b', 'c'\], the writer .* has \['b', 'a'\]"
+    ):
+        shardkit.ShardWriter(folder, resume=True, classes=["b", "a"], **others)
+    with shardkit.ShardWriter(folder, resume=True, **others) as writer:
+        writer.write(sample(27))
+
+    assert writer.manifest.classes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(("kind", "path"), [("ImageFolder", PHOTOS), ("FileFolder", PHOTOS / "cat")])
+def test_a_pack_that_an_earlier_version_finished_is_accepted(kind, path, tmp_path):
+    make, folder = getattr(shardkit, kind), tmp_path / "out"
+    shardkit.pack(make(path), folder, seed=3, progress=False)
+    edit_manifest(folder, lambda manifest: manifest["packed"].update(plan="0" * 64))
+    edit_manifest(folder, lambda manifest: manifest["packed"]["request"].update(version=1))
+    before = content_of(folder)
+    manifest = shardkit.pack(make(path), folder, seed=3, progress=False)["out"]
+
+    assert content_of(folder) == before
+    assert manifest == manifest_of(folder)
+    with pytest.raises(DatasetExistsError, match=r"what differs: version .*, seed"):
+        shardkit.pack(make(path), folder, seed=4, progress=False)
+    with pytest.raises(DatasetExistsError, match=r"what differs: version \(there 1, here 2\)"):
+        shardkit.pack(make(path), folder, seed=3, check=True, progress=False)
     assert content_of(folder) == before
 
 
