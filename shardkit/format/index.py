@@ -7,7 +7,6 @@ is JSON in the Parquet footer, and so is the block table, so that they are read 
 """
 
 import base64
-import hashlib
 import io
 import json
 from array import array
@@ -20,18 +19,22 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from shardkit.errors import ArgumentError, DatasetError, MissingFileError, ShardError, StorageError
+from shardkit.errors import ArgumentError, DatasetError, MissingFileError
 from shardkit.format.manifest import FORMAT_VERSION, INDEX_FOLDER, Shard, index_file_name, read_whole
 from shardkit.format.parquet import (
     CheckedParquet,
     FileFacts,
     ParquetError,
+    StoredParquet,
+    checked_bytes,
+    checked_file,
     choose_group_rows,
+    damage_of,
     facts_of,
     write_parquet,
 )
 from shardkit.sample import KEY, SOURCE
-from shardkit.storage.base import Storage, is_remote, join, read_right, split_url
+from shardkit.storage.base import Storage, join, read_right, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +50,6 @@ GROUP_ROWS_1 = 65_536
 MAX_BLOCK_SAMPLES = 1024
 MAX_INDEX_BYTES = 1_000_000_000
 
-_SMALL_BYTES = 1 << 22
-_UNPARSABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 _FACTS_BYTES = 8_000_000  # of JSON in a footer: some 160,000 blocks of format 1
 _BUILDER_ROWS = 65_536  # are Python objects at a time
 BLOCK_TYPE = np.dtype(
@@ -322,13 +323,11 @@ class ShardIndex:
     """
 
     def __init__(self, open_file: Callable[..., CheckedParquet], url: str, *, fresh: bool = False) -> None:
-        import pyarrow as pa
-
         self.url = url
-        self._open_file = open_file
-        try:
-            self._parquet = open_file(fresh=fresh)
-            described = self._parse(METADATA_KEY)
+        with damage_of(url, "is not an index of shardkit"):
+            self._stored = StoredParquet(open_file, url, fresh=fresh)
+            parquet = self._stored.file
+            described = _parse_facts(parquet.metadata[METADATA_KEY])
             self.version = described.pop("version")
             if self.version not in (1, FORMAT_VERSION):
                 raise DatasetError(
@@ -341,23 +340,15 @@ class ShardIndex:
                 self.blocks = BlockTable(**{name: np.array(values, dtype=np.int64) for name, values in blocks.items()})
                 self.group_rows = GROUP_ROWS_1
             else:
-                self.blocks = BlockTable.from_bytes(base64.b64decode(self._parquet.metadata[BLOCKS_KEY], validate=True))
+                self.blocks = BlockTable.from_bytes(base64.b64decode(parquet.metadata[BLOCKS_KEY], validate=True))
                 self.group_rows = described.pop("group_rows")
                 if type(self.group_rows) is not int or not 0 < self.group_rows <= GROUP_ROWS_1:
                     raise ValueError(f"has groups of {self.group_rows!r:.50} rows")
             self.facts = ShardFacts(**{**described, "fields": tuple(described["fields"])})
             _check_types(self.facts, self.blocks)
-            self._parquet.check_groups(self.facts.samples, self.group_rows)
-        except (PermissionError, StorageError, FileNotFoundError):
-            raise
-        except (pa.ArrowException, ParquetError, ShardError, OSError, *_UNPARSABLE) as error:
-            raise DatasetError(
-                f"{url}: is not an index of shardkit ({type(error).__name__}: {error}); "
-                "make it again with 'shardkit index'",
-                url=url,
-            ) from error
+            parquet.check_groups(self.facts.samples, self.group_rows)
         parts = (f"{field}:{part}" for field in self.facts.fields for part in PARTS)
-        missing = {KEY, OFFSET, SIZE, *parts}.difference(self._parquet.schema.names)
+        missing = {KEY, OFFSET, SIZE, *parts}.difference(self.schema.names)
         if missing:
             raise DatasetError(
                 f"{url}: lacks {', '.join(sorted(missing))}, which it should have for its fields; it is damaged, so "
@@ -368,13 +359,7 @@ class ShardIndex:
     @classmethod
     def from_bytes(cls, data: bytes, url: str, facts: FileFacts | None = None) -> Self:
         """Return the index with this content. Raises DatasetError."""
-        return cls(lambda *, fresh: _from_bytes(data, facts), url)  # noqa: ARG005 - there is nothing to fetch
-
-    def _parse(self, name: bytes) -> dict[str, Any]:
-        text = self._parquet.metadata[name]
-        if len(text) > _FACTS_BYTES:
-            raise ValueError(f"says {len(text):,} bytes about its shard, expected at most {_FACTS_BYTES:,}")
-        return dict(json.loads(text))
+        return cls(lambda *, fresh: checked_bytes(data, facts), url)  # noqa: ARG005 - there is nothing to fetch
 
     @property
     def num_groups(self) -> int:
@@ -384,12 +369,12 @@ class ShardIndex:
     @property
     def schema(self) -> "pa.Schema":
         """The columns of its rows and their types."""
-        return self._parquet.schema
+        return self._stored.file.schema
 
     @cached_property
     def columns(self) -> dict[str, str]:
         """The promoted columns and their Arrow types as text."""
-        schema = self._parquet.schema
+        schema = self.schema
         return {
             name: str(schema.field(name).type)
             for name in schema.names
@@ -399,7 +384,7 @@ class ShardIndex:
     @property
     def has_source(self) -> bool:
         """Whether the samples name the files that they were made of."""
-        return SOURCE in self._parquet.schema.names
+        return SOURCE in self.schema.names
 
     def rows(self, columns: Sequence[str] | None = None, *, group: int | None = None) -> "pa.Table":
         """Return the rows, or some columns of them; a column that the shard does not have is left out.
@@ -413,34 +398,25 @@ class ShardIndex:
         """
         import pyarrow as pa
 
-        schema = self._parquet.schema
+        schema = self.schema
         known = dict.fromkeys(schema.names)
         wanted = [name for name in (known if columns is None else dict.fromkeys(columns)) if name in known]
         if not self.facts.samples:
-            return schema.remove_metadata().empty_table().select(wanted)
+            return schema.empty_table().select(wanted)
         if group is None:
             return pa.concat_tables(self.rows(columns, group=number) for number in range(self.num_groups))
-
-        def read(*, fresh: bool) -> pa.Table:
-            try:
-                if fresh:
-                    self._parquet = self._open_file(fresh=True)
-                table = self._parquet.read(wanted, group)
-            except (StorageError, PermissionError, FileNotFoundError):
-                raise
-            except (pa.ArrowException, ParquetError, ShardError, OSError, *_UNPARSABLE) as error:
-                raise DatasetError(
-                    f"{self.url}: is damaged ({error}); make it again with 'shardkit index'", url=self.url
-                ) from error
-            _check_rows(table, self.facts.fields, self.url)
-            return table
-
-        return read_right(self.url, read)
+        return self._stored.read(wanted, group, lambda table: _check_rows(table, self.facts.fields, self.url))
 
     def sample_keys(self) -> list[str]:
         """Return the samples' keys, in order."""
         keys: list[str] = self.rows([KEY]).column(KEY).to_pylist()
         return keys
+
+
+def _parse_facts(text: bytes) -> dict[str, Any]:
+    if len(text) > _FACTS_BYTES:
+        raise ValueError(f"says {len(text):,} bytes about its shard, expected at most {_FACTS_BYTES:,}")
+    return dict(json.loads(text))
 
 
 def _check_rows(table: "pa.Table", names: Sequence[str], url: str) -> None:
@@ -508,7 +484,7 @@ def read_index(storage: Storage, url: str, facts: FileFacts | None = None) -> Sh
     """
 
     def open_file(*, fresh: bool) -> CheckedParquet:
-        return _open_file(storage, url, facts, fresh=fresh)
+        return checked_file(storage, url, facts, fresh=fresh)
 
     try:
         return read_right(url, lambda *, fresh: ShardIndex(open_file, url, fresh=fresh))
@@ -561,29 +537,6 @@ def read_named_index(storage: Storage, folder: str, name: str) -> tuple[ShardInd
         return index, facts
 
     return read_right(url, read)
-
-
-def _open_file(storage: Storage, url: str, facts: FileFacts | None, *, fresh: bool) -> CheckedParquet:
-    size = facts.size if facts else None
-    if is_remote(url) and (size or 0) <= _SMALL_BYTES:
-        stream = storage.open(url, fresh=fresh)
-        try:
-            size = stream.size if facts is None else size
-            if size is not None and size <= _SMALL_BYTES:
-                return _from_bytes(stream.read(size), facts)
-        finally:
-            stream.close()
-
-    def read(offset: int, count: int) -> bytes:
-        return storage.read_range(url, offset, count, fresh=fresh)
-
-    return CheckedParquet(read, storage.info(url).size if size is None else size, facts)
-
-
-def _from_bytes(data: bytes, facts: FileFacts | None) -> CheckedParquet:
-    if facts is not None and (found := hashlib.sha256(data).hexdigest()) != facts.sha256:
-        raise ParquetError(f"it has the SHA-256 {found[:16]}..., expected {facts.sha256[:16]}...")
-    return CheckedParquet(lambda offset, count: data[offset : offset + count], len(data), facts)
 
 
 def choose_block_samples(num_samples: int, total_bytes: int, block_bytes: int) -> int:

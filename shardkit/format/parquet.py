@@ -14,12 +14,14 @@ import io
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from shardkit.storage.base import format_bytes
+from shardkit.errors import DatasetError, ShardError, StorageError
+from shardkit.storage.base import Storage, format_bytes, is_remote, read_right
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +46,8 @@ _MOST_GROUPS = 1024
 _GROUP_BYTES = MAX_ROWS_BYTES // 4
 _PIECE_BYTES = 1 << 20
 _MAX_DEPTH = 16  # of structs and lists in a footer; it has six
+_UNPARSABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_SMALL_BYTES = 1 << 22  # are fetched at once from far away
 
 
 class ParquetError(Exception):
@@ -337,6 +341,103 @@ class CheckedParquet:
             raise self._too_large(path, max(size, values))
         self._file.put(chunk.offset, data)
         return size, is_plain
+
+
+def checked_bytes(data: bytes, facts: FileFacts | None) -> CheckedParquet:
+    """Return a Parquet file of which all is there. Raises as ``CheckedParquet`` does."""
+    if facts is not None and (found := hashlib.sha256(data).hexdigest()) != facts.sha256:
+        raise ParquetError(f"it has the SHA-256 {found[:16]}..., expected {facts.sha256[:16]}...")
+    return CheckedParquet(lambda offset, count: data[offset : offset + count], len(data), facts)
+
+
+def checked_file(storage: Storage, url: str, facts: FileFacts | None, *, fresh: bool) -> CheckedParquet:
+    """Open a Parquet file: only its footer is read, or all of it, where it is small and far away.
+
+    Args:
+        storage: Serves it.
+        url: Where it is.
+        facts: What the manifest says of it; None where no manifest has checksums of it.
+        fresh: Take nothing from a cache.
+
+    Raises:
+        OSError: It cannot be read.
+        ParquetError: As ``CheckedParquet`` does, as are those of pyarrow.
+    """
+    size = facts.size if facts else None
+    if is_remote(url) and (size or 0) <= _SMALL_BYTES:
+        stream = storage.open(url, fresh=fresh)
+        try:
+            size = stream.size if facts is None else size
+            if size is not None and size <= _SMALL_BYTES:
+                return checked_bytes(stream.read(size), facts)
+        finally:
+            stream.close()
+
+    def read(offset: int, count: int) -> bytes:
+        return storage.read_range(url, offset, count, fresh=fresh)
+
+    return CheckedParquet(read, storage.info(url).size if size is None else size, facts)
+
+
+@contextmanager
+def damage_of(url: str, problem: str = "is damaged") -> Iterator[None]:
+    """Raise what shows that a file is damaged as a DatasetError that names it; not what says that it cannot be read."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (StorageError, PermissionError, FileNotFoundError):
+        raise
+    except (pa.ArrowException, ParquetError, ShardError, OSError, *_UNPARSABLE) as error:
+        raise DatasetError(
+            f"{url}: {problem} ({type(error).__name__}: {error}); fetch it again, or make it again with "
+            "'shardkit index'",
+            url=url,
+        ) from error
+
+
+class StoredParquet:
+    """A Parquet file that is opened again where what came of it is wrong.
+
+    Args:
+        open_file: Opens it; called with ``fresh``.
+        url: What it is called in messages.
+        fresh: What ``open_file`` is called with at first.
+
+    Attributes:
+        file: The file as it was opened last.
+
+    Raises as ``open_file`` does.
+    """
+
+    def __init__(self, open_file: Callable[..., CheckedParquet], url: str, *, fresh: bool = False) -> None:
+        self._open_file = open_file
+        self._url = url
+        self.file = open_file(fresh=fresh)
+
+    def read(self, columns: Sequence[str], group: int, check: Callable[["pa.Table"], None] | None = None) -> "pa.Table":
+        """Return some columns of a row group that is as it should be.
+
+        Args:
+            columns: Their names.
+            group: The number of the group.
+            check: Raises DatasetError if they are not what they should be.
+
+        Raises:
+            DatasetError: They are damaged.
+            OSError: They cannot be read.
+        """
+
+        def read(*, fresh: bool) -> "pa.Table":
+            with damage_of(self._url):
+                if fresh:
+                    self.file = self._open_file(fresh=True)
+                table = self.file.read(columns, group)
+            if check:
+                check(table)
+            return table
+
+        return read_right(self._url, read)
 
 
 class _Chunks(io.RawIOBase):

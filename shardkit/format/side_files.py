@@ -9,10 +9,9 @@ import hashlib
 import io
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -20,14 +19,22 @@ from isal.isal_zlib import crc32
 from shardkit.errors import ArgumentError, DatasetError, ShardError, StorageError
 from shardkit.format.index import BLOCK_BYTES, BLOCK_TYPE, BlockTable, ShardIndex, open_index
 from shardkit.format.manifest import MANIFEST_NAME, Manifest, read_whole, strip_suffix, version_name, write_whole
-from shardkit.format.parquet import CheckedParquet, FileFacts, ParquetError, choose_group_rows, write_parquet
+from shardkit.format.parquet import (
+    CheckedParquet,
+    FileFacts,
+    ParquetError,
+    StoredParquet,
+    checked_file,
+    choose_group_rows,
+    damage_of,
+    write_parquet,
+)
 from shardkit.sample import KEY
 from shardkit.storage.base import Storage, is_remote, join, read_right
+from shardkit.storage.spool import spooled
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-T = TypeVar("T")
 
 CARD_NAME = ".huggingface.yaml"
 
@@ -116,20 +123,31 @@ class ColumnFile:
     """
 
     def __init__(self, manifest: Manifest, storage: Storage) -> None:
-        self._manifest = manifest
-        self._storage = storage
+        facts = manifest.column_file
+        if facts is None:
+            raise DatasetError(f"{manifest.url}: its manifest has no file of columns", url=manifest.url)
         self.url = join(manifest.url, manifest.column_file_url)
-        self._parquet = self._right(self._open)
+
+        def open_file(*, fresh: bool) -> CheckedParquet:
+            parquet = checked_file(storage, self.url, facts, fresh=fresh)
+            parquet.check_groups(manifest.num_samples, facts.group_rows)
+            return parquet
+
+        def open_right(*, fresh: bool) -> StoredParquet:
+            with damage_of(self.url):
+                return StoredParquet(open_file, self.url, fresh=fresh)
+
+        self._stored = read_right(self.url, open_right)
 
     @property
     def schema(self) -> "pa.Schema":
         """The columns and their types."""
-        return self._parquet.schema
+        return self._stored.file.schema
 
     @property
     def num_groups(self) -> int:
         """How many groups of rows there are."""
-        return self._parquet.num_groups
+        return self._stored.file.num_groups
 
     def rows(self, columns: Sequence[str], group: int) -> "pa.Table":
         """Return some columns of a group of rows, which are read together.
@@ -137,41 +155,7 @@ class ColumnFile:
         Raises:
             DatasetError: They are damaged.
         """
-
-        def read(*, fresh: bool) -> "pa.Table":
-            if fresh:
-                self._parquet = self._open(fresh=True)
-            return self._parquet.read(columns, group)
-
-        return self._right(read)
-
-    def _right(self, read: Callable[..., T]) -> T:
-        import pyarrow as pa
-
-        def checked(*, fresh: bool) -> T:
-            try:
-                return read(fresh=fresh)
-            except (StorageError, PermissionError, FileNotFoundError):
-                raise
-            except (pa.ArrowException, ParquetError, ShardError, OSError, KeyError, ValueError) as error:
-                raise DatasetError(
-                    f"{self.url}: is damaged ({error}); fetch it again, or make it again with 'shardkit index'",
-                    url=self.url,
-                ) from error
-
-        return read_right(self.url, checked)
-
-    def _open(self, *, fresh: bool) -> CheckedParquet:
-        facts = self._manifest.column_file
-        if facts is None:
-            raise ParquetError("the manifest has no such file")
-
-        def read(offset: int, size: int) -> bytes:
-            return self._storage.read_range(self.url, offset, size, fresh=fresh)
-
-        parquet = CheckedParquet(read, facts.size, facts)
-        parquet.check_groups(self._manifest.num_samples, facts.group_rows)
-        return parquet
+        return self._stored.read(columns, group)
 
 
 def publish_manifest(
@@ -231,12 +215,21 @@ def publish_card(storage: Storage, folder: str, splits: Mapping[str, Sequence[st
 
 
 def _publish_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> FileFacts:
-    size = sum(rows.nbytes for rows in _columns(storage, manifest, schema))
-    group_rows = choose_group_rows(manifest.num_samples, size)
-    with tempfile.TemporaryFile() as spool:
-        groups = gather_columns(storage, manifest, schema, group_rows)
+    """Write the file of columns. Each index is read once: how large the groups are is known when all were read."""
+    import pyarrow as pa
+
+    what = f"the file of columns of {manifest.url}"
+    with spooled(what) as waiting, spooled(what) as spool:
+        size = 0
+        with pa.ipc.new_stream(waiting, schema) as stream:
+            for table in columns_of_indexes(storage, manifest, schema):
+                stream.write_table(table)
+                size += table.nbytes
+        waiting.seek(0)
+        group_rows = choose_group_rows(manifest.num_samples, size)
+        tables = (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(waiting))
         try:
-            column_file = write_parquet(spool, groups, schema, {}, group_rows=group_rows)
+            column_file = write_parquet(spool, regroup(tables, group_rows), schema, {}, group_rows=group_rows)
         except ParquetError as error:
             raise ArgumentError(f"{manifest.url}: the file of its columns cannot be written: {error}") from error
         spool.seek(0)
@@ -246,8 +239,12 @@ def _publish_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") 
     return column_file
 
 
-def _columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> Iterator["pa.Table"]:
-    """Yield the promoted columns as the indexes have them, in the types of all."""
+def columns_of_indexes(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> Iterator["pa.Table"]:
+    """Yield the promoted columns of all samples as the indexes have them, in the types of ``schema``.
+
+    Raises:
+        DatasetError: An index is not usable.
+    """
     import pyarrow as pa
 
     for shard in manifest.shards:
@@ -259,17 +256,20 @@ def _columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> Itera
             yield pa.table(columns, names=schema.names).cast(schema)
 
 
-def gather_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema", rows: int) -> Iterator["pa.Table"]:
-    """Yield the promoted columns of all samples, read from the indexes, in tables of ``rows`` rows but for the last.
+def regroup(tables: Iterable["pa.Table"], rows: int) -> Iterator["pa.Table"]:
+    """Yield the rows of some tables in tables of ``rows`` rows but for the last.
 
-    Raises:
-        DatasetError: An index is not usable.
+    Example:
+        >>> import pyarrow as pa
+        >>> tables = [pa.table({"a": [1, 2, 3]}), pa.table({"a": [4, 5]})]
+        >>> [table.column("a").to_pylist() for table in regroup(tables, 2)]
+        [[1, 2], [3, 4], [5]]
     """
     import pyarrow as pa
 
     waiting: list[pa.Table] = []
     count = 0
-    for table in _columns(storage, manifest, schema):
+    for table in tables:
         start = 0
         while len(table) - start >= rows - count:
             yield pa.concat_tables([*waiting, table.slice(start, rows - count)]).combine_chunks()

@@ -43,7 +43,7 @@ from shardkit.format.manifest import (
 )
 from shardkit.format.parquet import FileFacts
 from shardkit.format.scan import ShardScan, content_frames, count_repeated_keys, range_reader
-from shardkit.format.side_files import BlockFile, ColumnFile, gather_columns
+from shardkit.format.side_files import BlockFile, ColumnFile, columns_of_indexes, regroup
 from shardkit.hashing import UInt64Array, hash_keys
 from shardkit.inspection.decoding import Decoding
 from shardkit.inspection.findings import DamagedShard, Problem, VerifyReport
@@ -164,7 +164,7 @@ class _Dataset:
     fields: set[str] = field(default_factory=set)
     column_types: ColumnTypes = field(default_factory=ColumnTypes)
     hashes: list[UInt64Array] = field(default_factory=list)
-    hashed: list[ShardIndex] = field(default_factory=list)  # whose keys these are
+    opened: list[ShardIndex] = field(default_factory=list)  # whose keys these are; of all shards, if none has problems
 
     def find(self, storage_options: Mapping[str, object] | None) -> None:
         """Find the shards, and the files that are missing or too many."""
@@ -260,8 +260,8 @@ class _Dataset:
             problems += _compare_rows(index.url if index else url, rows, found)
         if index and rows is not None:
             self.column_types.add(url, rows.schema)
-            self.hashes.append(hash_keys(row[KEY] for row in rows.select([KEY]).to_pylist()))
-            self.hashed.append(index)
+            self.hashes.append(hash_keys(rows.column(KEY).to_pylist()))
+            self.opened.append(index)
         samples = entry.samples if entry else whole if rows is None else len(rows)
         part, damaged_rows = -1, set()
         if self.decoding:
@@ -276,7 +276,7 @@ class _Dataset:
         if self.manifest is None:
             return
         url = join(self.manifest.url, MANIFEST_NAME)
-        repeated = count_repeated_keys(self.hashes, lambda i: self.hashed[i].sample_keys())
+        repeated = count_repeated_keys(self.hashes, lambda i: self.opened[i].sample_keys())
         if repeated and self.manifest.unique_keys:
             self._problem(
                 url, f"says that keys are unique, but {repeated:,} samples have a key that an earlier one has"
@@ -301,19 +301,19 @@ class _Dataset:
         if self.problems:
             return
         file = ColumnFile(manifest, self.storage)
-        for group, rows in enumerate(
-            gather_columns(self.storage, manifest, file.schema, manifest.column_file.group_rows)
-        ):
+        tables = columns_of_indexes(self.storage, manifest, file.schema)
+        for group, rows in enumerate(regroup(tables, manifest.column_file.group_rows)):
             if not file.rows(file.schema.names, group).equals(rows):
                 self._problem(url, f"has other values in its group {group:,} than the indexes; make it again")
 
     def _compare_blocks(self, manifest: Manifest) -> None:
         """Compare the file of block tables with the indexes."""
         file = BlockFile(manifest, self.storage)
-        for number, shard in enumerate(manifest.shards):
+        for number, index in enumerate(self.opened):
             try:
-                if file.table(number).to_bytes() != open_index(self.storage, manifest.url, shard).blocks.to_bytes():
-                    self._problem(file.url, f"has another table of {shard.url} than its index; make it again")
+                if file.table(number).to_bytes() != index.blocks.to_bytes():
+                    name = manifest.shards[number].url
+                    self._problem(file.url, f"has another table of {name} than its index; make it again")
             except (ShardkitError, OSError) as error:
                 self._problem(file.url, str(error))
                 return

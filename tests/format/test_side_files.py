@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit.errors import ArgumentError, DatasetError
+from shardkit.errors import ArgumentError, DatasetError, StorageError
 from shardkit.format import parquet
 from shardkit.format.columns import make_schema, promoted_columns
 from shardkit.format.index import BLOCK_BYTES, BlockTable, IndexBuilder, ShardFacts, open_index, publish_index
 from shardkit.format.manifest import Manifest, read_manifest, version_name
-from shardkit.format.side_files import CARD_NAME, BlockFile, ColumnFile, encode_blocks, gather_columns, publish_manifest
+from shardkit.format.side_files import (
+    CARD_NAME,
+    BlockFile,
+    ColumnFile,
+    columns_of_indexes,
+    encode_blocks,
+    publish_manifest,
+    regroup,
+)
 from shardkit.storage.local import LocalStorage
 from tests.support.folders import names_in
 
@@ -97,8 +106,8 @@ def test_side_files_say_what_the_indexes_say(dataset, group_rows, tmp_path_facto
     assert all_rows(columns) == [{name: row[name] for name in sorted(names)} for row in everything]
     assert {field.name: str(field.type) for field in columns.schema} == found.columns
     assert columns.num_groups == -(-len(everything) // group_rows)
-    gathered = gather_columns(STORAGE, found, columns.schema, group_rows)
-    for group, rows in enumerate(gathered):
+    tables = columns_of_indexes(STORAGE, found, columns.schema)
+    for group, rows in enumerate(regroup(tables, group_rows)):
         assert rows.equals(columns.rows(columns.schema.names, group))
 
 
@@ -235,6 +244,29 @@ def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     assert written[-1] == "manifest.json"
     assert written[0].endswith(".parquet")
     assert len(set(written)) == len(written)
+
+
+def test_publishing_reads_nothing_of_an_index_twice(tmp_path, monkeypatch):
+    read = []
+    read_range = LocalStorage.read_range
+    monkeypatch.setattr(
+        LocalStorage,
+        "read_range",
+        lambda self, url, offset, size, **kw: read.append((url, offset)) or read_range(self, url, offset, size, **kw),
+    )
+    shards = [([], [{"label": i, "name": "x" * i} for i in range(9)]) for _ in range(3)]
+    manifest = write(tmp_path, shards)
+
+    assert {url.rpartition("/")[2] for url, _ in read} == {s.index_url.rpartition("/")[2] for s in manifest.shards}
+    assert len(set(read)) == len(read)
+
+
+def test_a_disk_that_does_not_take_columns_that_wait_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(
+        StorageError, match=r"none \(TMPDIR, where the file of columns of .* waits until it is whole\): does not"
+    ):
+        write(tmp_path, [([], [{"label": 1}])])
 
 
 def test_a_card_of_another_author_stays(tmp_path):
