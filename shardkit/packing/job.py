@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -83,6 +84,17 @@ _NAMED = 100  # fields that cannot be decoded are named in an error; the rest is
 _CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
 _SPLITS_OF_OTHERS = {"val": "validation", "valid": "validation", "dev": "validation"}  # as HF datasets calls them
 _CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What is known before the first shard is written: for each split its plan and how many samples a block has."""
+
+    plans: dict[str, ShardPlan]
+    block_samples: dict[str, int]
+    compression: Compression
+    columns: ColumnMaker
+    digest: str  # of all that decides the shards' bytes
 
 
 class _Pack:
@@ -265,73 +277,100 @@ class _Pack:
         return self._request.shard_bytes - len(END_OF_ARCHIVE)
 
     def _write(self, records: Records, staging: Staging) -> None:
-        request = self._request
+        """Plan, write and publish all targets that are not finished."""
         self._check(records)
-        columns = ColumnMaker(request.columns)
+        columns = ColumnMaker(self._request.columns)
         columns.check_fields(records.fields())
         if self._decoder:
             self._check_decodable(records, self._decoder)
-        compression = self._choose_compression(records)
-        plans = self._plan(records)
-        described = json.dumps([self._described, records.digest], sort_keys=True)
-        digest = hashlib.sha256(described.encode()).hexdigest()
-        packed = {"request": self._described, "plan": digest, "compression": _spelled(compression)}
+        layout = self._lay_out(records, columns)
+        packed = {"request": self._described, "plan": layout.digest, "compression": _spelled(layout.compression)}
         if self._fingerprint:
             packed["source"] = self._fingerprint
         for target in self._targets.values():
             target.begin(packed)
         if isinstance(records, Spill):
-            self._sort(records, np.concatenate([plan.order for plan in plans.values()]))
-        unfinished = {name: target for name, target in self._targets.items() if not target.is_finished}
-        done: dict[str, WrittenShard] = {}
-        sizes = {
-            name: choose_block_samples(len(plan.order), int(records.tar_sizes[plan.order].sum()), request.block_bytes)
+            self._sort(records, np.concatenate([plan.order for plan in layout.plans.values()]))
+        unfinished = [name for name, target in self._targets.items() if not target.is_finished]
+        done = self._write_shards(records, layout, unfinished)
+        staging.clear()  # before a manifest says that there is nothing more to do
+        if self._request.splits is not None:
+            suffix = layout.compression.suffix
+            self._publish_card({name: [f"{name}/*{suffix}"] for name, plan in layout.plans.items() if len(plan)})
+        for name in unfinished:
+            self._publish(self._targets[name], done[name], layout.block_samples[name], packed)
+
+    def _lay_out(self, records: Records, columns: ColumnMaker) -> _Layout:
+        plans = self._plan(records)
+        described = json.dumps([self._described, records.digest], sort_keys=True)
+        block_samples = {
+            name: choose_block_samples(
+                len(plan.order), int(records.tar_sizes[plan.order].sum()), self._request.block_bytes
+            )
             for name, plan in plans.items()
         }
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        return _Layout(plans, block_samples, self._choose_compression(records), columns, digest)
+
+    def _write_shards(
+        self, records: Records, layout: _Layout, unfinished: Iterable[str]
+    ) -> dict[str, list[WrittenShard]]:
+        """Write the shards that are missing; return all shards of each target that is to be finished, in order."""
+        targets = {name: self._targets[name] for name in unfinished}
+        stems = {
+            name: [shard_stem(target.folder, number) for number in range(len(layout.plans[name]))]
+            for name, target in targets.items()
+        }
+        done: dict[str, WrittenShard] = {}
+
+        def end(written: WrittenShard) -> None:
+            done[written.shard.url] = written
+            self._left -= written.shard.tar_size
+            advance(written.shard.samples)
 
         def tasks() -> Iterator[ShardTask]:
-            for name, target in unfinished.items():
-                stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
-                indexes = target.clean(stems, compression)
-                for number, stem in enumerate(stems):
-                    earlier = target.finished_shard(stem, indexes[stem], compression, digest)
+            for name, target in targets.items():
+                indexes = target.clean(stems[name], layout.compression)
+                for number, stem in enumerate(stems[name]):
+                    earlier = target.finished_shard(stem, indexes[stem], layout.compression, layout.digest)
                     if earlier is not None:
-                        done[earlier.shard.url] = earlier
-                        self._left -= earlier.shard.tar_size
-                        advance(earlier.shard.samples)
+                        end(earlier)
                         continue
-                    samples = records.take(plans[name].positions(number))
-                    folder = absolute_url(target.folder)  # a worker may have another working folder
-                    yield ShardTask(self._storage, folder, stem, samples, compression, sizes[name], columns, digest)
+                    yield ShardTask(
+                        self._storage,
+                        absolute_url(target.folder),  # a worker may have another working folder
+                        stem,
+                        records.take(layout.plans[name].positions(number)),
+                        layout.compression,
+                        layout.block_samples[name],
+                        layout.columns,
+                        layout.digest,
+                    )
 
-        total = sum(len(plans[name].order) for name in unfinished)
-        self._left = sum(int(records.tar_sizes[plans[name].order].sum()) for name in unfinished)
+        orders = [layout.plans[name].order for name in targets]
+        self._left = sum(int(records.tar_sizes[order].sum()) for order in orders)
         with (
-            track("packing", total=total, enabled=self._progress) as advance,
+            track("packing", total=sum(map(len, orders)), enabled=self._progress) as advance,
             closing(self._workers.run(tasks())) as results,
         ):
             for written in results:
-                done[written.shard.url] = written
-                self._left -= written.shard.tar_size
-                advance(written.shard.samples)
-        staging.clear()  # before a manifest says that there is nothing more to do
-        if request.splits is not None:
-            self._publish_card({name: [f"{name}/*{compression.suffix}"] for name in plans if len(plans[name])})
-        for name, target in unfinished.items():
-            sweep(target.folder)
-            stems = [shard_stem(target.folder, number) for number in range(len(plans[name]))]
-            publish_dataset(
-                self._storage,
-                target.folder,
-                [done[stem + compression.suffix] for stem in stems],
-                block_samples=sizes[name],
-                classes=getattr(self._source, "classes", ()),
-                packed=packed
-                | {
-                    "ignored_files": len(getattr(self._source, "ignored", ())),
-                    "samples_with": _samples_with(done[stem + compression.suffix] for stem in stems),
-                },
-            )
+                end(written)
+        suffix = layout.compression.suffix
+        return {name: [done[stem + suffix] for stem in of_target] for name, of_target in stems.items()}
+
+    def _publish(
+        self, target: Target, shards: Sequence[WrittenShard], block_samples: int, packed: Mapping[str, object]
+    ) -> None:
+        sweep(target.folder)
+        ignored_files = len(getattr(self._source, "ignored", ()))
+        publish_dataset(
+            self._storage,
+            target.folder,
+            shards,
+            block_samples=block_samples,
+            classes=getattr(self._source, "classes", ()),
+            packed={**packed, "ignored_files": ignored_files, "samples_with": _samples_with(shards)},
+        )
 
     def _publish_card(self, paths: Mapping[str, Sequence[str]]) -> None:
         sweep(self._folder)  # a call may have been killed while it wrote the card
