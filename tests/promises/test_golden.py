@@ -67,7 +67,7 @@ def without_source(samples):
 
 
 def test_there_is_golden_data():
-    assert {folder.name for folder in FORMATS} >= {"format-1"}
+    assert {folder.name for folder in FORMATS} >= {"format-1", "format-2"}
     assert all(set(golden.find_datasets(folder)) == set(EXPECTED[folder]["datasets"]) for folder in FORMATS)
 
 
