@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Write golden data: small datasets, orders of epochs and states of loaders that every later version must read alike.
 
-A program for whoever changes the format: scripts/create_golden.py tests/data/format-1 was run by the code that wrote
-format 1, before anything else was changed. A new format gets a folder of its own; what is there is never written anew.
-The datasets are packed from tests/data/inputs, whose files are part of the golden data too: other builds of the image
-libraries would encode others. ``expected.json`` has what was read from the datasets; ``tests/promises/test_golden.py``
-compares.
+Run it only when the format changes, with a new folder: ``scripts/create_golden.py tests/data/format-N``. Never write
+into an existing one. ``tests/data/format-1`` was made by the code that wrote format 1, before any other change to it.
+
+The datasets are packed from tests/data/inputs. Those files are part of the golden data too, because other builds of the
+image libraries would encode different bytes. ``expected.json`` has what was read from the datasets, and
+``tests/promises/test_golden.py`` compares it with what is read today.
 """
 
 import argparse

@@ -227,7 +227,7 @@ def give_back_memory() -> None:
 
 
 def soak(folder: Path, seconds: float, cycles: int) -> list[Usage]:
-    """Run cycles for so long, and at least so many, and return what there was after each.
+    """Run cycles for ``seconds``, and at least ``cycles`` of them, and return the usage after each.
 
     Raises:
         RuntimeError: An epoch had other samples than the one of the cycle before.

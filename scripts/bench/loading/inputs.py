@@ -60,7 +60,7 @@ def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
 
 
 def pack_shards(source: Any, destination: Path, count: int, shards: int = _SHARDS) -> None:
-    """Pack so many samples into so many shards, with what DALI wants to know of them."""
+    """Pack ``count`` samples into ``shards`` shards, and write the index that DALI wants beside each."""
     shardkit.pack(source, destination, shard_samples=-(-count // shards), compression="none", progress=False)
     for index in destination.glob("*.parquet"):
         _write_dali_index(index)

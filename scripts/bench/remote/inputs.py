@@ -2,9 +2,9 @@
 
 ::
 
-    input-1500-100/     of loading.inputs: images as loose files, and packed into 8 shards
-    large-256/          a file of so many MB; its first MB are the task "read-1", and so on
-    many-1000/image/    as many shards as that, of four images each
+    input-1500-100/     made by loading.inputs: images as loose files, and packed into 8 shards
+    large-256/          a file of 256 MB; the task "read-1" reads its first MB, "read-2" its first two, and so on
+    many-1000/image/    1 000 shards of four images each
 """
 
 import json

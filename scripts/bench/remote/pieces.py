@@ -21,7 +21,7 @@ def passes_over_blocks(job: Job, read: Callable[[int, int], Any]) -> Passes:
 
     Args:
         job: Its options have ``size`` and ``block``, whole numbers of pieces.
-        read: Returns the bytes from some position on, so many. Called by the workers.
+        read: Returns bytes of the file, given an offset and a size. Called by the workers.
     """
     block = job.options["block"]
     starts = range(0, job.options["size"], block)

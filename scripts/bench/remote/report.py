@@ -42,7 +42,7 @@ def far_table(runs: Mapping[str, Runs]) -> str:
 
 
 def far_limit(what: str) -> float:
-    """Return the MB/s that so many connections can give that ask for a block when they have got the one before.
+    """Return the most MB/s that connections give if each asks for a block when it has got the one before.
 
     Example:
         >>> round(far_limit("16 x 1 MB"), 1)

@@ -49,7 +49,11 @@ class Servers:
         return tuple(process.pid for process in self.processes.running)
 
     def distant(self, connections: int | None = None) -> Any:
-        """Return a new proxy before the web server, at the distance, that serves at most so many connections."""
+        """Return a new proxy before the web server that emulates the distance.
+
+        Args:
+            connections: The most that it serves at a time; None for no limit.
+        """
         faults: Any = import_module("tests.support.servers.faults")
         proxy = self.stack.enter_context(closing(faults.FaultProxy(self.control, self.url)))
         proxy.distance(rtt=RTT, rate=RATE, connections=connections)
