@@ -10,7 +10,7 @@
     epoch     one sample of each lane in turn: position p is lane p mod lanes, offset p div lanes
 
 So a batch draws from every lane, a rank reads whole blocks, any position is computed without those before it, and
-nothing depends on ranks, workers or time. The README specifies it, with test vectors.
+nothing depends on ranks, workers or time. The docstring of ``shardkit.order`` specifies it, with test vectors.
 """
 
 from collections.abc import Iterator

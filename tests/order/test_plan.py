@@ -2,18 +2,16 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import shardkit.order
 from shardkit.errors import ArgumentError
 from shardkit.hashing import Permutation, derive, mix64
 from shardkit.order.plan import LANES, Batches, OrderPlan, default_lanes
-
-README = Path(__file__).parents[2] / "README.md"
 
 RUNS = st.lists(st.integers(0, 60), max_size=12)
 BLOCK = st.integers(1, 20)
@@ -40,7 +38,7 @@ def blocks_of(runs, block_samples):
 
 
 def permuted(n, key, x):
-    """Return where a keyed permutation of range(n) puts x, as the README says it."""
+    """Return where a keyed permutation of range(n) puts x, as the docstring of shardkit.order says it."""
     half = max(1, -(-(n - 1).bit_length() // 2))
     while True:
         left, right = x >> half, x % 2**half
@@ -52,7 +50,7 @@ def permuted(n, key, x):
 
 
 def specified(runs, block_samples, seed, epoch, lanes):
-    """Return the order of an epoch as the README says it, in plain Python."""
+    """Return the order of an epoch as the docstring of shardkit.order says it, in plain Python."""
     blocks = blocks_of(runs, block_samples)
     line = [None] * len(blocks)
     for number, block in enumerate(blocks):
@@ -343,9 +341,7 @@ def test_a_position_beyond_the_epoch_is_an_error(position):
         plan_of([5, 4]).positions_of([0, position])
 
 
-VECTORS = json.loads(
-    README.read_text().partition("### The order of an epoch")[2].partition("```json\n")[2].partition("```")[0]
-)
+VECTORS = json.loads(shardkit.order.__doc__.partition("Test vectors, as JSON::\n")[2])
 
 
 def test_the_hash_is_that_of_the_test_vectors():
