@@ -11,6 +11,31 @@ The stages are webdataset's own. What comes in front of them is not: samples are
 is an error and never a shorter shard, every shard is read by one worker of one rank, and every epoch has another order
 of shards, the same again for the same seed.
 
+Or replace all of webdataset. This is what to write instead::
+
+    webdataset                                     shardkit
+    ---------------------------------------------  ---------------------------------------------------------------------
+    wds.WebDataset(urls, shardshuffle=100)         ShardStream(urls)
+    .shuffle(1000)                                 buffer_size=1000; open_shards=4 mixes shards too
+    .decode("rgb")                                 decode=True: numpy uint8, no pickle
+    .decode("pil")                                 decode=Decoder(images="pil")
+    .to_tuple("jpg;png", "cls"), .rename(...)      fields={"image": "jpg;png", "label": "cls"}
+    .map(f), .map_dict(jpg=f)                      transform=f, transform={"jpg": f}
+    random numbers in .map(f)                      a parameter rng of the transform: the same numbers with any workers
+    .select(predicate)                             pack(ShardSource(urls, filter=predicate), ...)
+    .batched(32, partial=False)                    batch_size=32, drop_last=True
+    handler=wds.warn_and_continue                  on_error="skip", max_skipped=100; they are counted in stream.skipped
+    nodesplitter=, workersplitter=, empty_check=   nothing: a stream always deals its shards to ranks and workers, and
+                                                   a worker without shards ends
+    resampled=True, .with_epoch(n),                ShardLoader(dataset, batch_size): every sample once, equally many
+      .with_length(n)                              batches on every rank, an exact len()
+    seed=, detshuffle=True                         seed=, set_epoch(n): an order follows from seed and epoch
+    wds.ShardWriter(pattern, maxsize=, maxcount=)  ShardWriter(folder, shard_bytes=, shard_samples=), or pack
+    wds.WebLoader, DataLoader                      ShardLoader; for streams the same as before, with batch_size=None
+                                                   if the stream makes the batches
+    wids.ShardListDataset(json)                    ShardDataset(folder)
+    wids.DistributedChunkedSampler                 ShardSampler(dataset, batch_size)
+
 What is read from a shard is what webdataset reads, but for these deviations, each of which a test shows:
 
 - files whose names begin with a dot are skipped in every folder, not only at the top
