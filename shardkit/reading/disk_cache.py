@@ -1,4 +1,20 @@
-"""Blocks kept on this machine's disk, for the next epoch, and for all processes that are given the same folder."""
+"""Blocks kept on this machine's disk, for the next epoch, and for all processes that are given the same folder.
+
+- Shared: all ranks, workers and runs of a machine that name the folder share it; it may be in memory, as
+  ``/dev/shm/me``. For a block that is in it, no request is made. Blocks are known by their shard's SHA-256, so a
+  dataset that was replaced never gets old blocks, and the same dataset in two places shares them.
+- Checked: every block from the cache is compared with its CRC-32; a damaged one is deleted and fetched again. That does
+  not protect from forgery: use a folder of its own for datasets whose authors you do not trust.
+- Bounded: all processes together keep within ``cache_bytes`` at every moment. The blocks that were used longest ago are
+  deleted first, but none that was used since the dataset was opened. So where half of a dataset fits, half of every
+  epoch comes from the cache; if the last used blocks were kept, it would be 15 %.
+- Harmless: everything is in a folder ``shardkit-cache`` in the named one, and only blocks are ever deleted there. Any
+  process may be killed at any moment. A disk that is full, or cannot be written to, is no error: that is logged once,
+  and blocks are read from where they come from.
+
+Manifests, indexes and side files are read from their place whenever a dataset is opened. Streams do not read by blocks,
+and have no cache.
+"""
 
 import errno
 import fcntl

@@ -1,4 +1,11 @@
-"""Parts of a block: which of its bytes are fetched where not all of its fields are wanted."""
+"""Parts of a block: which of its bytes are fetched where not all of its fields are wanted.
+
+A request costs as much as 300 kB, which is what a connection brings in a round trip of 30 ms at 10 MB/s. Where leaving
+out unwanted fields saves more than that, a loader fetches parts of a block, and compares each field with its own
+CRC-32. Of texts beside images of 2 MB that is a thousandth of the bytes. Of texts beside images of 60 kB it fetches
+whole blocks, as it does of zst shards, and for a cache. ``dataset[i]`` has its fields by one request where they are
+near each other.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple

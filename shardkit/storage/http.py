@@ -1,4 +1,19 @@
-"""Files of web servers, over http and https: read in ranges, never written."""
+"""Files of web servers, over http and https: read in ranges, never written.
+
+``storage_options`` for http and https::
+
+    username, password   for basic authentication, unless the URL has them; neither is ever shown
+    headers              a mapping, sent with each request to the host that the user named
+    ca_certs             a file of the certificates that are trusted; by default the system's, or SSL_CERT_FILE
+    connect_timeout      how long a connection may take to be made, in seconds
+    read_timeout         how long a server may be silent before the request is retried, in seconds
+    total_timeout        how long a read may take in all, in seconds, and one more for each 100 kB that have come
+
+An unknown option is an error. Proxies are those of the environment.
+
+Signed addresses can be read by a ``ShardStream`` as they are. A dataset's folder may have a query, which is then sent
+for all of its files. Web servers list nothing: give a dataset's folder, or shards by a pattern with braces.
+"""
 
 from base64 import b64encode
 from collections.abc import Mapping
