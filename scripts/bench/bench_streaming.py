@@ -2,7 +2,19 @@
 """How quickly ShardStream yields undecoded samples in one process, beside webdataset.
 
 Two kinds of samples are made, 60 KB (jpg, cls) and 300 bytes (txt, cls), each as a bare tar and as a dataset with an
-index. The programs take turns, so that what the machine does besides concerns all of them; a ratio is of one round.
+index. The programs take turns, so that other load on the machine affects all of them; a ratio is of one round.
+
+Measured with ``--megabytes 200 --folder /dev/shm`` on a virtual machine of two shared cores, CPython 3.11, webdataset
+1.0.2, undecoded samples in order in one process, medians of rounds that alternate::
+
+    samples    fields                                       samples/s  times webdataset
+    ---------  -------------------------------------------  ---------  ----------------
+    60 KB      as they come                                   102 000               5.0
+    60 KB      each compared with its CRC-32 in the index      75 700               3.7
+    300 bytes  as they come                                   296 000              11.4
+    300 bytes  each compared with its CRC-32 in the index     233 000               8.9
+
+webdataset checks nothing.
 """
 
 import argparse
