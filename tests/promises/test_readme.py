@@ -3,11 +3,14 @@
 Blocks of ``python``, ``bash`` and ``console`` (lines that begin with ``$``, and their output) run in their order in one
 folder. Python's names last until the next ``##`` heading. A ``text`` block right after one of them is what it prints,
 ``...`` standing for anything. A block after ``<!-- not run: reason -->`` is left out.
+
+The notebooks, which are run by nbmake, have what the README has no room for. Links between them must lead somewhere.
 """
 
 import contextlib
 import doctest
 import io
+import json
 import os
 import re
 import subprocess
@@ -19,7 +22,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(
     r"(?:^<!-- not run:(?P<reason>.*)-->\n+)?^```(?P<language>.*)\n(?P<code>(?:.*\n)*?)```\n"
     r"(?:\n*```text\n(?P<output>(?:.*\n)*?)```\n)?",
@@ -142,3 +148,47 @@ def test_a_readme_that_does_not_work_as_printed_is_noticed(text, fault):
 )
 def test_a_readme_that_works_as_printed_passes(text):
     run_readme(text)
+
+
+def prose_of(path):
+    """Return the text of a Markdown file or of a notebook's Markdown cells, without blocks of code."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "markdown")
+    return BLOCK.sub("", text)
+
+
+def anchors_of(path):
+    """Return what GitHub calls the headings of a Markdown file or a notebook."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def lost_links(path):
+    """Return the links of a page that lead nowhere in the project."""
+    lost = []
+    for link in LINK.findall(prose_of(path)):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors_of(target))):
+            lost.append(link)
+    return lost
+
+
+@pytest.mark.parametrize("page", [README, *NOTEBOOKS], ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    assert lost_links(page) == []
+
+
+def test_the_readme_leads_to_every_notebook():
+    linked = {(ROOT / link).resolve() for link in LINK.findall(prose_of(README))}
+
+    assert linked.issuperset(NOTEBOOKS)
+
+
+def test_a_link_that_leads_nowhere_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Who reads?\n[a](page.md#who-reads) [b](#what) [c](none.md) [d](https://host/) [e](page.md)\n")
+
+    assert lost_links(page) == ["#what", "none.md"]
