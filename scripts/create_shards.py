@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Pack a folder of images into shards for training.
 
-A program to copy and to change: scripts/create_shards.py photos shards. It expects a folder of images for each class,
-and shrinks images that are larger than training needs. Started again after it was stopped, it goes on.
+A program to copy and change: ``scripts/create_shards.py photos shards``. It expects a folder of images for each class,
+and shrinks images that are larger than training needs. If it is stopped and started again, it resumes.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 """Pack handwritten digits into shards, train from them, stop and resume; scripts/demo installs all that it needs first.
 
 The digits are the 1,797 scans that scikit-learn ships, 8 x 8 pixels each: small, but real. Everything is left in the
-folder, and a second run goes on with what is there.
+folder, and a second run uses what is there.
 """
 
 import argparse
@@ -106,12 +106,12 @@ class Training:
                 return
 
     def save(self, path: Path) -> None:
-        """Write all that is needed to go on: the loader's state is as much a part of it as the optimizer's."""
+        """Write all that is needed to resume: the states of the network, the optimizer and the loader."""
         checkpoint = {name: getattr(self, name).state_dict() for name in ("network", "optimizer", "loader")}
         torch.save({**checkpoint, "random": torch.get_rng_state()}, path)  # which units dropout leaves out next
 
     def load(self, path: Path) -> None:
-        """Go on from where a checkpoint was written."""
+        """Resume from a checkpoint."""
         checkpoint = torch.load(path, weights_only=True)
         for name in ("network", "optimizer", "loader"):
             getattr(self, name).load_state_dict(checkpoint[name])

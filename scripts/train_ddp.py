@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Train on several processes, be killed, and go on with another number of them: a program to copy and change.
+"""Train on several processes, be killed, and resume with another number of them: a program to copy and change.
 
     torchrun --nproc-per-node 2 scripts/train_ddp.py demo-data/shards-zst/train --checkpoint run.pt
 
 The dataset has images (``png`` or ``jpg``) and classes (``cls``), as scripts/demo packs them. Every few steps a
 checkpoint is written that holds the network, the optimizer and the loader's state, which is the same on every rank.
-Started again, with whatever number of processes, it goes on behind the checkpoint: no sample of the epoch is missed and
-none comes twice.
+Started again, with any number of processes, it resumes from the checkpoint: no sample of the epoch is missed and none
+comes twice.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
 
 
 def train(options: argparse.Namespace, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Train for some epochs, or for what an earlier run left of them."""
+    """Train for some epochs, or for those that an earlier run has not finished."""
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     dataset = shardkit.ShardDataset(options.dataset, fields={"image": "png;jpg", "label": "cls"})
     # Each rank has its share, so that a step is of about as many samples on any number of ranks.

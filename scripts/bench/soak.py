@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Load for a long time, as trainings do in which much goes wrong, and see that nothing grows.
+"""Load for a long time, with many faults, and check that memory, threads, descriptors and processes do not grow.
 
-A cycle has loaders with threads and with processes go through whole epochs and such that are left early, go on from
-states, skip what is damaged, have a transform raise and a worker process die; it reads small samples, which take
-another way, and streams, in the process itself and in a DataLoader; and another epoch of a loader that stays, with a
-process. What comes must be the same each time. Then it counts what there is: memory, threads, descriptors, processes.
-The first cycles are for warming up; of the others, the last third is compared with the first. If anything has grown,
-the exit status is 1.
+A cycle runs loaders with threads and with processes: whole epochs, epochs that are left early, resumed states, skipped
+damage, a transform that raises and a worker process that dies. It reads small samples, which go through other code, and
+streams, in the process itself and in a DataLoader; and it runs one more epoch of a loader with a process that is kept
+for all cycles. Every cycle must give the same samples. Then memory, threads, descriptors and processes are counted. The
+first cycles are for warming up; of the others, the last third is compared with the first. If anything has grown, the
+exit status is 1.
 """
 
 import argparse
@@ -66,7 +66,7 @@ class Usage(NamedTuple):
 
 
 class Obeying:
-    """A transform that does what a file says: nothing, if there is none; else raise, or end the process.
+    """A transform that does what a file says: raise, or end the process; nothing if there is no file.
 
     Args:
         order: The file.
@@ -132,7 +132,7 @@ def make_loader(dataset: Path, order: Path, worker_type: WorkerType, num_workers
 
 
 def run_loader(dataset: Path, order: Path, worker_type: WorkerType, *, close: bool) -> list[int]:
-    """Go through epochs of a loader in which much goes wrong, and return how many samples there were."""
+    """Run epochs of a loader with many faults, and return the number of samples."""
     loader = make_loader(dataset, order, worker_type)
     counts = [count(loader), loader.skipped]
     for batches in (0, 1, 5):
@@ -173,7 +173,7 @@ def run_others(dataset: Path) -> list[int]:
 
 
 def run_cycle(dataset: Path, order: Path, *, close: bool) -> list[int]:
-    """Do all of it once, and return how many samples there were in each epoch.
+    """Run one cycle, and return the number of samples in each epoch.
 
     Args:
         dataset: What is loaded.
@@ -186,7 +186,7 @@ def run_cycle(dataset: Path, order: Path, *, close: bool) -> list[int]:
 
 
 def usage() -> Usage:
-    """Return what there is when what was left has ended."""
+    """Return the usage after everything that was abandoned has ended."""
     gc.collect()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.name.startswith("shardkit"):
@@ -220,7 +220,7 @@ def grown(usages: Sequence[Usage]) -> dict[str, tuple[float, float]]:
 
 
 def give_back_memory() -> None:
-    """Have glibc give large pieces back at once, so that what is counted is what is held, and not what has been."""
+    """Let glibc return large allocations at once, so that only memory that is in use is counted."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(_LARGE)  # for processes that are started
     with suppress(AttributeError):  # of another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)

@@ -27,7 +27,7 @@ def open_passes(job: Job) -> Passes:
 
 
 def run_threads(work: Any, workers: int) -> Iterator[Any]:
-    """Let threads take one of the work's ``pieces`` after the other, and yield what they make of them, as it comes.
+    """Work on the ``pieces`` in threads, and yield their results in the order in which they are ready.
 
     Args:
         work: Has ``pieces``; ``state()``, which makes what a thread keeps; and ``make(piece, state)``.

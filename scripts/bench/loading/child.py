@@ -142,7 +142,7 @@ def _cpu_seconds(processes: Iterable[int]) -> float:
 
 
 def processes_below(root: int) -> list[int]:
-    """Return a process and those that it started, and so on, as many as are alive."""
+    """Return a process and all its descendants that are alive."""
     parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     found = [root]
     for process in found:
@@ -164,7 +164,7 @@ def machine_cpu_seconds() -> float:
 
 
 def anonymous_bytes(process: int) -> int:
-    """Return the memory of a process that is no file's: its own, and its share of what it shares."""
+    """Return the anonymous memory of a process: its own, and its share of shared memory."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:

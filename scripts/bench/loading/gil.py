@@ -55,7 +55,7 @@ class _Clock:
 
 
 def measure(folder: str, seconds: float) -> dict[str, float]:
-    """Return microseconds a sample: of a processor in all, of that surely without the GIL, and with it at most."""
+    """Return microseconds a sample: of processor time, of it certainly without the GIL, and at most with the GIL."""
     clocks = _Clock(simplejpeg, "decode_jpeg"), _Clock(crops, "resize_linear")
     passes = open_passes(Job("image", "with_shardkit", folder, workers=1))
     for _ in passes():  # so that what is done once is done

@@ -114,7 +114,7 @@ class Errand:
 
     @classmethod
     def from_json(cls, text: str) -> "Errand":
-        """Return what ``to_json`` made a text of."""
+        """Return the job that ``to_json`` made this text of."""
         values = json.loads(text)
         return cls(**values | {"ways": tuple(Way(**way) for way in values["ways"])})
 

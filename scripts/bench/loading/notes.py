@@ -1,4 +1,4 @@
-"""What a long benchmark says of how far it is, and of where it runs."""
+"""Progress lines of a long benchmark, and a description of the machine."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ def note(text: str) -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what numbers depend on."""
+    """Return a description of the machine and versions that the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return {

@@ -1,4 +1,4 @@
-"""What was measured, as pictures. Kinds differ by shade, hatching, marker and line, so that no colour is needed."""
+"""Results as pictures. Kinds differ by shade, hatching, marker and line, so that no colour is needed."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -33,7 +33,7 @@ def measure_rounds(
     rounds: int,
     quiet: float,
 ) -> Runs:
-    """Measure loaders in turns, so that what the machine does besides concerns all of them.
+    """Measure loaders in turns, so that other load on the machine affects all of them.
 
     Before the rounds each has a first pass alone, in which its memory is looked at often.
 

@@ -1,4 +1,4 @@
-"""What was measured, as Markdown."""
+"""Results as Markdown tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def task_table(task: str, rows: Rows) -> str:
 
 
 def classic_tables(rows: Rows) -> str:
-    """Return speed-ups by workers and by batch sizes; and what targets are set for, in bold where it is less."""
+    """Return speed-ups by workers and by batch sizes, and the figures with targets, in bold if they are missed."""
     tables = []
     for what, title in (("workers", "workers, batches of 100"), ("batch_sizes", "2 workers, batches of")):
         numbers = next(iter(rows.values()))[what]["threads"]

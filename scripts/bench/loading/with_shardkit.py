@@ -1,7 +1,7 @@
 """shardkit: its loader with threads, or with the option ``stream`` its stream in a DataLoader with processes.
 
-With the option ``memory`` the loader may hold so much, and mixes fewer blocks together, as then it has to. With the
-options ``url`` and ``storage_options`` the dataset is read from there.
+The option ``memory`` limits what the loader holds, so that it mixes fewer blocks together. With the options ``url`` and
+``storage_options`` the dataset is read from there.
 """
 
 from collections.abc import Iterable, Iterator

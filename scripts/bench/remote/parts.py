@@ -169,7 +169,7 @@ def load_near(bench: Bench, tasks: Sequence[str]) -> dict[str, Runs]:
 
 
 def load_far(bench: Bench) -> tuple[dict[str, Runs], dict[str, int]]:
-    """Measure epochs from far away; return also the most connections that each had, of as many as it wanted."""
+    """Measure epochs from far away; return also the most connections that each loader opened."""
     proxies = {name: bench.servers.distant() for name in (FAR, FAR_MANY, FAR_GETS)}
     images, many = (
         folder.relative_to(bench.servers.folder).as_posix() for folder in (bench.inputs.images, bench.inputs.many)

@@ -1,4 +1,4 @@
-"""What was measured, as Markdown: tables, and what was asked for, in bold where it is missed."""
+"""Results as Markdown: tables, and targets, in bold where they are missed."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def read_table(protocol: str, runs: Runs) -> str:
 
 
 def far_table(runs: Mapping[str, Runs]) -> str:
-    """Return what blocks from far away come at, beside what connections can give that wait a round trip for each."""
+    """Return the rates of blocks from far away, beside the limit of waiting a round trip for each."""
     head = ["connections x block", "can give, MB/s", "raw socket", "shardkit", "shardkit / can give", "CPU s per GB"]
     cells = []
     for what, each in runs.items():
@@ -72,7 +72,7 @@ def epoch_table(title: str, runs: Runs, connections: Mapping[str, int] | None = 
 
 
 def steady_table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what epochs of many shards take; ``memory`` is what there is more than before the epoch, with batches."""
+    """Return what epochs of many shards use; ``memory`` is the growth since before the epoch, batches included."""
     head = [f"memory={parts.MEMORY // parts.MEGABYTE} MB", "blocks", "memory", "descriptors", "threads"]
     cells = [
         [
@@ -90,7 +90,7 @@ def _span(ends: Sequence[int]) -> str:
 
 
 def targets_table(results: Mapping[str, Any]) -> str:
-    """Return what was asked for, beside what was measured."""
+    """Return the targets beside the results."""
     return markdown(["asked for", "at least or most", "measured"], [_shown(*target) for target in _targets(results)])
 
 

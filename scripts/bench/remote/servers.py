@@ -69,7 +69,7 @@ class Servers:
         return f"s3://{self.bucket}/{prefix}"
 
     def signed(self, url: str) -> str:
-        """Return an address of an S3 object that says itself who may read it."""
+        """Return a signed address of an S3 object."""
         _, _, key = url.removeprefix("s3://").partition("/")
         with self.ceph.client() as client:
             parameters = {"Bucket": self.bucket, "Key": key}

@@ -1,4 +1,4 @@
-"""A program: what an epoch takes. steady.py JOB prints it as JSON.
+"""Measures the memory, descriptors and threads of an epoch: steady.py JOB prints them as JSON.
 
 First the training loop is slow, so that as much is fetched ahead as memory allows. Then come all batches.
 """
@@ -45,12 +45,12 @@ def count(job: Job) -> dict[str, Any]:
 
 
 def _taken() -> tuple[int, int]:
-    """Return how many descriptors and threads there are."""
+    """Return the numbers of open descriptors and of threads."""
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 def _wait_until_full() -> int:
-    """Return the most memory, as soon as it grows no more."""
+    """Wait until memory no longer grows, and return its maximum."""
     memory, now = 0, anonymous_bytes(os.getpid())
     while now > memory + 100_000:
         memory = now

@@ -1,4 +1,4 @@
-"""The ceiling: what a socket gives, without a thought of what it is."""
+"""The ceiling: the bytes that a socket gives, without looking at them."""
 
 import socket
 import threading
@@ -25,7 +25,7 @@ class Connection:
         self._head = f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode()
 
     def ask(self, extra: bytes = b"") -> bytes:
-        """Ask, and return what has come of the body when the answer's head was there."""
+        """Send a request, and return the part of the body that came with the head of the answer."""
         self._socket.sendall(self._head + extra + b"\r\n")
         came = bytearray()
         while b"\r\n\r\n" not in came:
@@ -39,7 +39,7 @@ class Connection:
         return bytes(body)
 
     def fill(self, out: memoryview, body: bytes = b"") -> None:
-        """Fill ``out`` with what has come, and then with what comes."""
+        """Fill ``out`` with what was received, and then with what is still to come."""
         out[: len(body)] = body
         done = len(body)
         while done < len(out):
@@ -49,7 +49,7 @@ class Connection:
             done += count
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._socket.close()
 
 
