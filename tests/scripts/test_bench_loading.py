@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def options_of(work):
     """Return the options for one round with a small input, on however busy a machine."""
     numbers = ["--images", IMAGES, "--smalls", SMALLS, "--rounds", 1, "--quiet", 99]
     return ["--work", work, "--no-install", *numbers]
+
+
+@pytest.mark.parametrize(("task", "field"), [("image", "jpg"), ("small", "txt"), ("npy", "npy")])
+def test_dali_gets_an_index_of_every_shard_that_says_where_the_fields_are(task, field, inputs):
+    for shard in sorted((inputs / task).glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            expected = {member.name: (member.offset_data, member.size) for member in tar}
+        head, *lines = Path(f"{shard}.idx").read_text().splitlines()
+        parts = [line.split()[i : i + 4] for line in lines for i in range(0, len(line.split()), 4)]
+
+        assert head.split() == ["v1.2", str(len(lines))]
+        assert {name: (int(offset), int(size)) for _, offset, size, name in parts} == expected
+        assert field in {kind for kind, *_ in parts}
 
 
 @pytest.mark.multiprocess

@@ -62,11 +62,11 @@ def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
 def pack_shards(source: Any, destination: Path, count: int, shards: int = _SHARDS) -> None:
     """Pack ``count`` samples into ``shards`` shards, and write the index that DALI wants beside each."""
     shardkit.pack(source, destination, shard_samples=-(-count // shards), compression="none", progress=False)
-    for index in destination.glob("*.parquet"):
-        _write_dali_index(index)
+    for shard in shardkit.read_manifest(destination).shards:
+        _write_dali_index(destination / shard.index_url, destination / f"{shard.url}.idx")
 
 
-def _write_dali_index(index: Path) -> None:
+def _write_dali_index(index: Path, path: Path) -> None:
     """Write what DALI's wds2idx would write: where each field's data lies."""
     rows = parquet.read_table(index).to_pydict()
     fields = [name.removesuffix(":offset") for name in rows if name.endswith(":offset")]
@@ -74,7 +74,7 @@ def _write_dali_index(index: Path) -> None:
     for i, key in enumerate(rows["__key__"]):
         places = [(field, rows[f"{field}:offset"][i], rows[f"{field}:size"][i]) for field in fields]
         lines.append(" ".join(f"{field} {offset} {size} {key}.{field}" for field, offset, size in places))
-    index.with_suffix(".tar.idx").write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _texts(count: int) -> Iterator[dict[str, Any]]:
