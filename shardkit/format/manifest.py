@@ -32,7 +32,7 @@ from shardkit.errors import (
     hide_secrets,
 )
 from shardkit.format.parquet import FileFacts
-from shardkit.storage.base import Storage, format_bytes, is_remote, join, read_right, split_url
+from shardkit.storage.base import Storage, format_bytes, is_remote, is_web, join, read_right, split_url
 from shardkit.storage.local import local_path
 from shardkit.storage.registry import storage_for
 
@@ -397,7 +397,10 @@ def read_manifest(
 def _no_manifest(folder: str, name: str) -> DatasetError:
     """Return the error for a folder without a manifest: there may be no such folder, or datasets in it."""
     problem = f"has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'"
-    if not is_remote(folder):
+    if is_web(folder):  # which has no list of its files, and takes none
+        problem = f"has no {name}, so it is not a dataset; run 'shardkit index' where the shards come from, and upload "
+        problem += "what it writes, or index a pattern of their names, with --out for a folder of yours"
+    elif not is_remote(folder):
         path = local_path(folder)
         inner = sorted(str(found.parent) for found in islice(path.glob(f"*/{MANIFEST_NAME}"), 10))
         if inner:

@@ -166,6 +166,13 @@ def test_shards_on_a_web_server_are_indexed_into_a_local_folder(web, tmp_path):
     assert shardkit.verify(tmp_path / "index", allow_any_url=True).ok
 
 
+def test_who_opens_a_web_folder_without_a_manifest_is_not_told_to_index_it(web):
+    with pytest.raises(
+        shardkit.DatasetError, match=r"has no manifest\.json, .* run 'shardkit index' where the shards come from"
+    ):
+        shardkit.ShardDataset(f"{web.url}/empty")
+
+
 def test_a_manifest_tells_no_passwords_and_no_signatures(web, tmp_path):
     for url in (
         f"{web.url}/none/none-000000.tar?sig=SECRET",
