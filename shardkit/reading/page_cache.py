@@ -104,7 +104,7 @@ class ResidentBlock:
                 data = os.pread(file.descriptor, sizes[row], offset)
             except OSError:
                 data = b""  # what reads it again knows what to raise
-            if crc32(data) != checksums[row]:
+            if crc32(data) != checksums[row] or len(data) != sizes[row]:  # nothing at all has a CRC-32 too, which is 0
                 data = self._read(FieldPlace(row, self._keys[row], field, offset, sizes[row], checksums[row]))
             sample[field] = data
         if self._columns:

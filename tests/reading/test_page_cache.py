@@ -1,10 +1,13 @@
 """Samples that are read one by one, from what the system holds in memory, are those of whole blocks."""
 
+import errno
 import gc
 import os
 import shutil
 import threading
+import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -236,6 +239,33 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error(copied, opened):
     with pytest.raises(TruncatedShardError, match=r"000000\.tar: "):
         list(batches)
     assert all(opened)
+
+
+@pytest.fixture
+def tagged(tmp_path):
+    """Return a dataset with a field whose CRC-32 is that of no bytes at all, and that field."""
+    tag = b"\x9d\x0a\xd9\x6d"
+    assert zlib.crc32(tag) == zlib.crc32(b"") == 0
+    shardkit.pack([{"__key__": "a", "bin": BYTES, "tag": tag}], tmp_path / "a", compression="none", progress=False)
+    return ShardDataset(tmp_path / "a", fields=("tag",), decode=False), tag
+
+
+def test_a_field_that_was_cut_off_is_never_read_as_nothing(tagged, opened, tmp_path):
+    block = tagged[0].open_block(0, 0, Buffers(0))
+    os.truncate(next(tmp_path.glob("a/*.tar")), 1000)
+
+    assert opened == [True]
+    with pytest.raises(TruncatedShardError):
+        block.sample(0)
+
+
+def test_a_field_that_cannot_be_read_at_first_is_never_read_as_nothing(tagged, opened, monkeypatch):
+    dataset, tag = tagged
+    block = dataset.open_block(0, 0, Buffers(0))
+    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+
+    assert opened == [True]
+    assert block.sample(0)["tag"] == tag
 
 
 def test_a_shard_that_is_replaced_while_it_is_open_stays_what_it_was(copied, opened):
