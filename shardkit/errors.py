@@ -222,6 +222,24 @@ def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) ->
     return number
 
 
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Check that an argument is one of a few texts.
+
+    Args:
+        name: What it is called, for the message.
+        value: The argument.
+        choices: The texts.
+
+    Raises:
+        ArgumentError: It is none of them.
+
+    Example:
+        >>> check_choice("on_error", "skip", ("raise", "skip"))
+    """
+    if value not in choices:
+        raise ArgumentError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
 def check_path(name: str, value: str | PathLike[str]) -> str:
     """Return a path or a URL as text.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_choice, check_whole
 from shardkit.loading.batch_memory import BatchMaker
 from shardkit.loading.collate import Batch, without_rows
 from shardkit.loading.columnar import Arena, ColumnReader
@@ -150,10 +150,8 @@ class ShardLoader:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         if not isinstance(dataset, ShardDataset):
             raise ArgumentError(f"dataset is {type(dataset).__name__}, expected ShardDataset('path/of/the/dataset')")
-        if worker_type not in ("thread", "process"):
-            raise ArgumentError(f"worker_type must be 'thread' or 'process', got {worker_type!r}")
-        if on_error not in ("raise", "skip"):
-            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        check_choice("worker_type", worker_type, ("thread", "process"))
+        check_choice("on_error", on_error, ("raise", "skip"))
         if collate_fn is not None and not callable(collate_fn):
             raise ArgumentError(f"collate_fn is {collate_fn!r}, expected a function of a list of samples")
         self.dataset, processors = dataset, len(os.sched_getaffinity(0))

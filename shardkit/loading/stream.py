@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from shardkit.codecs.registry import Decoder
-from shardkit.errors import ArgumentError, CodecError, SampleError, check_whole
+from shardkit.errors import ArgumentError, CodecError, SampleError, check_choice, check_whole
 from shardkit.format.classes import ClassMap
 from shardkit.hashing import derive, hash_key, mix64_array, shuffled
 from shardkit.loading.collate import channels_first, holds_images
@@ -141,8 +141,7 @@ class ShardStream(IterableDataset[Any]):
         allow_any_url: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
-        if on_error not in ("raise", "skip"):
-            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        check_choice("on_error", on_error, ("raise", "skip"))
         self._place = None if rank is None and world_size is None else check_place(rank, world_size)
         self._selection = FieldSelection.parse(fields)
         self._decoder = parse_decode(decode, self._selection)
