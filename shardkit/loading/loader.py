@@ -166,7 +166,7 @@ class ShardLoader:
         self._buffers = Buffers(self._memory)
         self._drop_last, self._skips, self._makes_dicts = bool(drop_last), on_error == "skip", collate_fn is None
         self._max_skipped = check_whole("max_skipped", max_skipped, least=0)
-        self._place = None if rank is None and world_size is None else find_place(rank, world_size)
+        self._place = rank, world_size
         dataset.check_transform(parsed := Transform.parse(transform))
         transforms = tuple(one for one in (dataset.transform, parsed) if one)
         maker = RowMaker(dataset.selection, dataset.decoder, transforms, self._seed)
@@ -319,7 +319,7 @@ class ShardLoader:
 
     def _find_batches(self) -> Batches:
         """Return where batches begin and end. Rank and world size are looked for late: a job may join others late."""
-        _, world_size = self._place or find_place()
+        _, world_size = find_place(*self._place)
         lanes_of_rank = min(self._lanes, -(-self._lanes // world_size) + (self._lanes % world_size > 0))
         total = self.dataset.block_bytes * self.dataset.num_blocks
         needed = min(total, OPEN_BLOCKS * lanes_of_rank * self.dataset.block_bytes)
@@ -337,7 +337,7 @@ class ShardLoader:
             self.dataset.order(seed=self._seed, epoch=self._epoch, lanes=self._lanes, shuffle=self._shuffle),
             batches,
             position=self._position,
-            rank=(self._place or find_place())[0],
+            rank=find_place(*self._place)[0],
             epoch=self._epoch,
             make_rows=self._make_rows,
             make_batch=self._make_batch,

@@ -69,7 +69,7 @@ class ShardSampler(Sampler[list[int]]):
         self._seed = check_whole("seed", seed)
         self._lanes = dataset.order(seed=0, epoch=0, lanes=lanes, shuffle=self._shuffle).lanes
         self._drop_last = bool(drop_last)
-        self._place = None if rank is None and world_size is None else find_place(rank, world_size)
+        self._place = rank, world_size
         self._epoch = 0
         self._find_batches()
 
@@ -112,7 +112,7 @@ class ShardSampler(Sampler[list[int]]):
 
     def _find_batches(self) -> tuple[Batches, int]:
         """Return the epochs' batches, and the rank: it is looked for late, as torch.distributed may come late."""
-        rank, world_size = find_place() if self._place is None else self._place
+        rank, world_size = find_place(*self._place)
         batches = Batches(
             num_samples=len(self.dataset),
             batch_size=self.batch_size,

@@ -18,7 +18,7 @@ from shardkit.format.classes import ClassMap
 from shardkit.hashing import derive, hash_key, mix64_array, shuffled
 from shardkit.loading.collate import channels_first, holds_images
 from shardkit.loading.epochs import Pass, SharedEpochs, Skipped, Skipper
-from shardkit.order.ranks import check_place, find_place
+from shardkit.order.ranks import find_place
 from shardkit.reading.class_lists import join_class_lists, with_class_lists
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.reading.missing import check_streamed
@@ -142,7 +142,8 @@ class ShardStream(IterableDataset[Any]):
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         check_choice("on_error", on_error, ("raise", "skip"))
-        self._place = None if rank is None and world_size is None else check_place(rank, world_size)
+        self._place = rank, world_size
+        find_place(rank, world_size)  # what is wrong with them is said before anything is read
         self._selection = FieldSelection.parse(fields)
         self._decoder = parse_decode(decode, self._selection)
         self._shuffle = shuffle
@@ -211,7 +212,7 @@ class ShardStream(IterableDataset[Any]):
             self._worker_seed = base
             number, workers = worker.id, worker.num_workers
             current = self._epochs.begin(derive(base, self._iterations, workers), number)
-        rank, world_size = self._find_place()
+        rank, world_size = find_place(*self._place)  # not before: torch.distributed may be initialised late
         shards = [self._shards[i] for i in self._shard_order(current.epoch)[rank::world_size][number::workers]]
         key = derive(self._seed, current.epoch, _BUFFER, rank, number)
         return self._run(shards, current, key)
@@ -271,12 +272,8 @@ class ShardStream(IterableDataset[Any]):
                 continue
             yield value
 
-    def _find_place(self) -> tuple[int, int]:
-        """Return rank and world size. They are looked for late, as torch.distributed may be initialised late."""
-        return find_place() if self._place is None else self._place
-
     def _warn(self) -> None:
-        _, world_size = self._find_place()
+        _, world_size = find_place(*self._place)
         if world_size > 1:
             _warn_user(
                 f"ShardStream deals whole shards to {world_size} ranks, so they have different numbers of batches. "
@@ -290,9 +287,9 @@ class ShardStream(IterableDataset[Any]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker has the environment of its rank, but not its torch.distributed.
+        # A spawned worker has the environment of its rank, but no initialised torch.distributed.
         is_rank = distributed.is_available() and distributed.is_initialized()
-        return {**self.__dict__, "_place": self._find_place() if is_rank else self._place}
+        return {**self.__dict__, "_place": find_place(*self._place) if is_rank else self._place}
 
 
 def _mapped(
