@@ -209,12 +209,9 @@ class ShardLoader:
             self._epoch, self._position = self._epoch + 1, 0
         batches = self._find_batches()
         if batches.leaves_ranks_empty(self._position):
-            remain = batches.num_samples - self._position
             if self._position == 0:
-                raise ArgumentError(
-                    f"the dataset has {remain} samples, fewer than the {batches.world_size} ranks, and no rank may get "
-                    "an empty batch; use fewer ranks, or pass drop_last=True"
-                )
+                raise batches.too_few()
+            remain = batches.num_samples - self._position
             raise StateError(
                 f"epoch {self._epoch}: {remain} samples remain, fewer than the {batches.world_size} ranks, and no rank "
                 f"may get an empty batch; finish the epoch on at most {remain} ranks, leave them out with "

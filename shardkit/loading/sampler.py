@@ -93,10 +93,7 @@ class ShardSampler(Sampler[list[int]]):
         epoch, self._epoch = self._epoch, self._epoch + 1
         batches, rank = self._find_batches()
         if batches.leaves_ranks_empty(0):
-            raise ArgumentError(
-                f"the dataset has {batches.num_samples} samples, fewer than the {batches.world_size} ranks, and no "
-                "rank may get an empty batch; use fewer ranks, or pass drop_last=True"
-            )
+            raise batches.too_few()
         plan = self.dataset.order(seed=self._seed, epoch=epoch, lanes=self._lanes, shuffle=self._shuffle)
         position = 0
         while True:

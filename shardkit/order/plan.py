@@ -353,6 +353,13 @@ class Batches:
         """Return whether fewer samples than ranks remain from a position on, and would be a batch of their own."""
         return not self.drop_last and 0 < self.num_samples - position < self.world_size
 
+    def too_few(self) -> ArgumentError:
+        """Return the error for an epoch whose first batch would leave ranks empty."""
+        return ArgumentError(
+            f"the dataset has {self.num_samples} samples, fewer than the {self.world_size} ranks, and no rank may get "
+            "an empty batch; use fewer ranks, or pass drop_last=True"
+        )
+
 
 def default_lanes(num_blocks: int, block_bytes: float) -> int:
     """Return how many lanes a dataset has unless it is said: the most of ``LANES`` for which memory stays bounded.
