@@ -16,11 +16,11 @@ from shardkit.codecs.registry import Decoder, LightKind, light_kind
 from shardkit.errors import ShardkitError
 from shardkit.format.tar_header import BLOCK_BYTES, padding
 from shardkit.loading.collate import Batch
+from shardkit.order.plan import IntArray
 from shardkit.reading.block import Block
 from shardkit.reading.memory import Buffers, take_tensor
 from shardkit.sample import KEY, FieldSelection, Sample
 
-IntArray = npt.NDArray[np.int64]
 Spans: TypeAlias = dict[str, tuple[IntArray, IntArray]]
 """Where the data of each field begins and ends in a block: int64, (samples,)."""
 

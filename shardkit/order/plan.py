@@ -108,8 +108,8 @@ class OrderPlan:
         self.shuffle = shuffle
         self._block_samples = size
         self._runs = runs
-        self._first_sample = _sums(runs)  # of each run
-        self._first_block = _sums(-(-runs // size))
+        self._first_sample = prefix_sums(runs)  # of each run
+        self._first_block = prefix_sums(-(-runs // size))
         self.num_samples = int(self._first_sample[-1])
         self.num_blocks = int(self._first_block[-1])
         self._permutation = Permutation(self.num_blocks, key=derive(seed, epoch, _BLOCKS))
@@ -120,14 +120,14 @@ class OrderPlan:
         by_place = np.argsort(places)
         # If short blocks were as long as the others, line offsets would be places times the length. What is missing
         # from them up to an offset is all that has to be known.
-        self._missing = _sums((size - runs[short] % size)[by_place])
+        self._missing = prefix_sums((size - runs[short] % size)[by_place])
         self._short_places = places[by_place]
         self._short_ends = (self._short_places + 1) * size - self._missing[1:]
         # As many samples as a block has on average, so that a lane has about two blocks open whatever was selected.
         self.window_samples = -(-self.num_samples // self.num_blocks) if self.num_blocks else 1
         self._window_key = derive(seed, epoch, _WINDOW)
         self._lengths = (self.num_samples - np.arange(self.lanes) + self.lanes - 1) // self.lanes
-        self._starts = _sums(self._lengths)  # of each lane on the line
+        self._starts = prefix_sums(self._lengths)  # of each lane on the line
         self._stagger = np.zeros(self.lanes, dtype=np.int64)  # the length of each lane's first window, if not 0
         if shuffle:
             keys = _derive_each(np.uint64(derive(seed, epoch, _STAGGER)), np.arange(self.lanes))
@@ -378,9 +378,17 @@ def default_lanes(num_blocks: int, block_bytes: float) -> int:
     return max(fitting, default=1)
 
 
-def _sums(numbers: IntArray) -> IntArray:
-    """Return the sums of all numbers before each, and of all: int64, (numbers + 1,)."""
-    return np.concatenate([[0], np.cumsum(numbers)])
+def prefix_sums(numbers: npt.ArrayLike) -> IntArray:
+    """Return for each number the sum of those before it, and last the sum of all: int64, (numbers + 1,).
+
+    Example:
+        >>> prefix_sums([3, 0, 2]).tolist(), prefix_sums([]).tolist()
+        ([0, 3, 3, 5], [0])
+    """
+    numbers = np.asarray(numbers, dtype=np.int64)
+    sums = np.zeros(len(numbers) + 1, dtype=np.int64)
+    np.cumsum(numbers, out=sums[1:])
+    return sums
 
 
 def _derive_each(keys: "np.uint64 | UInt64Array", parts: IntArray) -> UInt64Array:

@@ -13,7 +13,7 @@ from shardkit.codecs.registry import Decoder
 from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
 from shardkit.format.manifest import read_manifest
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
-from shardkit.order.plan import IntArray, OrderPlan, default_lanes
+from shardkit.order.plan import IntArray, OrderPlan, default_lanes, prefix_sums
 from shardkit.reading.access import ShardAccess
 from shardkit.reading.block import Block
 from shardkit.reading.disk_cache import open_cache
@@ -135,8 +135,8 @@ class ShardDataset:
         self._check_fields()
         self.columns = self._check_columns(columns)
         self.check_transform(self.transform)
-        self._first = _sums([shard.samples for shard in self.manifest.shards])  # sample of each shard
-        self._first_block = _sums([shard.blocks for shard in self.manifest.shards])
+        self._first = prefix_sums([shard.samples for shard in self.manifest.shards])  # sample of each shard
+        self._first_block = prefix_sums([shard.blocks for shard in self.manifest.shards])
         total = sum(shard.tar_size for shard in self.manifest.shards)
         self.block_bytes = total / max(1, int(self._first_block[-1]))
         self._access = ShardAccess(
@@ -417,10 +417,3 @@ class ShardDataset:
         ``buffers`` is what it is read into otherwise, if it is not compressed.
         """
         return self._access.open_block(int(shard), int(block), buffers)
-
-
-def _sums(numbers: Sequence[int]) -> IntArray:
-    """Return the sums of all numbers before each, and of all: int64, (numbers + 1,)."""
-    sums = np.zeros(len(numbers) + 1, dtype=np.int64)
-    np.cumsum(np.array(numbers, dtype=np.int64), out=sums[1:])
-    return sums

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from shardkit.errors import ShardError
-
-IntArray = npt.NDArray[np.int64]
+from shardkit.order.plan import IntArray
 
 REQUEST_BYTES = 300_000
 """What a request costs, in bytes: those that a connection brings in the time of a round trip, 30 ms at 10 MB/s.

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from shardkit.errors import ArgumentError, DatasetError
 from shardkit.format.manifest import Manifest
 from shardkit.format.side_files import ColumnFile
+from shardkit.order.plan import IntArray
 from shardkit.reading.index_cache import Indexes
 from shardkit.sample import KEY
 
@@ -58,7 +59,7 @@ class Filter:
         needed = [name for name in types if not self._is_evaluated(empty.drop_columns(name))]
         self.needed = needed or list(types)[:1]
 
-    def select(self, rows: "pa.Table") -> npt.NDArray[np.int64]:
+    def select(self, rows: "pa.Table") -> IntArray:
         """Return the numbers of the rows that are selected, ascending: int64.
 
         Args:
@@ -77,7 +78,7 @@ class Filter:
         except (pa.ArrowException, TypeError) as error:
             raise self._unusable(error) from error
 
-    def _evaluate(self, table: "pa.Table") -> npt.NDArray[np.int64]:
+    def _evaluate(self, table: "pa.Table") -> IntArray:
         import pyarrow as pa
         from pyarrow import acero
         from pyarrow.compute import field
@@ -90,7 +91,7 @@ class Filter:
         ]
         # Without threads the rows stay in order, and none is left when the program ends (see ShardIndex).
         selected = acero.Declaration.from_sequence(steps).to_table(use_threads=False)
-        rows: npt.NDArray[np.int64] = selected.column(_ROW).to_numpy()
+        rows: IntArray = selected.column(_ROW).to_numpy()
         return rows
 
     def _is_evaluated(self, table: "pa.Table") -> bool:
@@ -110,7 +111,7 @@ class Filter:
         )
 
 
-def select_samples(where: Where, manifest: Manifest, indexes: Indexes) -> npt.NDArray[np.int64]:
+def select_samples(where: Where, manifest: Manifest, indexes: Indexes) -> IntArray:
     """Return the numbers of a dataset's samples that a condition selects, in order: int64.
 
     What the condition is about is read from the file of promoted columns; if that is more, or in format 1, from every
@@ -146,7 +147,7 @@ def select_samples(where: Where, manifest: Manifest, indexes: Indexes) -> npt.ND
     return np.concatenate(selected)
 
 
-def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> npt.NDArray[np.int64]:
+def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> IntArray:
     """Return the numbers of samples that indices or a mask mean, ascending: int64.
 
     Args:

@@ -15,7 +15,8 @@ from shardkit.errors import DatasetError, ShardError, TruncatedShardError
 from shardkit.format.index import GROUP_ROWS_1, PARTS, BlockTable, ShardIndex, open_index
 from shardkit.format.manifest import Manifest
 from shardkit.format.side_files import BlockFile
-from shardkit.reading.extents import REQUEST_BYTES, IntArray, Parts, member_bounds
+from shardkit.order.plan import IntArray
+from shardkit.reading.extents import REQUEST_BYTES, Parts, member_bounds
 from shardkit.reading.lru import BoundedCache, SharedWork
 from shardkit.sample import KEY
 from shardkit.storage.base import Storage, is_remote, join
@@ -45,7 +46,7 @@ class Rows:
     """
 
     keys: "pa.ChunkedArray"
-    members: dict[str, tuple[npt.NDArray[np.int64], ...]]
+    members: dict[str, tuple[IntArray, ...]]
     columns: "dict[str, pa.ChunkedArray]"
 
     @property

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from isal.isal_zlib import crc32
 
-from shardkit.reading.extents import FieldPlace, IntArray
+from shardkit.order.plan import IntArray
+from shardkit.reading.extents import FieldPlace
 from shardkit.sample import COLUMNS, KEY, URL, Sample
 from shardkit.storage.local import local_path
 from shardkit.storage.os_errors import open_file
