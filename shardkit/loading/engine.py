@@ -227,7 +227,7 @@ class Engine:
             self._arena = None
             self._note_change()
         for pool in self._pools:
-            pool.close(wait=False)
+            pool.close()
         if wait:
             for pool in self._pools:
                 pool.join(None)

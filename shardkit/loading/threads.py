@@ -42,7 +42,7 @@ class Threads:
         >>> threads.submit(done.put, 7)
         >>> done.get()
         7
-        >>> threads.close(wait=True)
+        >>> threads.close()
     """
 
     def __init__(self, count: int, name: str, failures: Failures) -> None:
@@ -76,15 +76,13 @@ class Threads:
         """Have a task done, after those that were submitted before."""
         self._tasks.put((function, args))
 
-    def close(self, *, wait: bool) -> None:
-        """End the threads: the tasks that they are at are finished, the rest is dropped."""
+    def close(self) -> None:
+        """Tell the threads to end: tasks that have begun are finished, others are dropped. ``join`` waits for it."""
         with contextlib.suppress(Empty):
             while True:
                 self._tasks.get_nowait()
         for _ in range(1 + self.count):  # also if one should end before it has told the next
             self._tasks.put(None)
-        if wait:
-            self.join(None)
 
     def join(self, timeout: float | None) -> None:
         """Wait for the threads to end, each for so many seconds at most."""
@@ -111,7 +109,7 @@ _ALL: "weakref.WeakSet[Threads]" = weakref.WeakSet()
 def _end_all() -> None:
     threads = list(_ALL)
     for each in threads:
-        each.close(wait=False)
+        each.close()
     deadline = time.monotonic() + _EXIT_SECONDS
     for each in threads:
         each.join(max(0.0, deadline - time.monotonic()))

@@ -596,7 +596,7 @@ def test_after_an_error_of_the_engine_a_pass_is_over(dataset, error):
 def test_a_thread_that_dies_without_a_word_ends_the_pass(dataset):
     may_go_on = threading.Event()
     batches = iter(ShardLoader(dataset, 4, transform=lambda sample: may_go_on.wait(60) and sample, num_workers=1))
-    batches._engine._workers.close(wait=False)
+    batches._engine._workers.close()
     may_go_on.set()
 
     with pytest.raises(shardkit.WorkerError, match="a thread of the loader has died"):

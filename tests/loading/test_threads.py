@@ -20,7 +20,8 @@ def test_tasks_are_done_in_the_order_given():
         threads.submit(done.put, i)
 
     assert [done.get() for _ in range(1000)] == list(range(1000))
-    threads.close(wait=True)
+    threads.close()
+    threads.join(None)
 
 
 def test_as_many_tasks_are_done_at_a_time_as_there_are_threads():
@@ -29,7 +30,8 @@ def test_as_many_tasks_are_done_at_a_time_as_there_are_threads():
         threads.submit(meeting.wait, 60)
 
     meeting.wait(60)  # raises if they do not all come
-    threads.close(wait=True)
+    threads.close()
+    threads.join(None)
 
 
 def test_closing_ends_what_is_done_and_drops_the_rest():
@@ -39,7 +41,7 @@ def test_closing_ends_what_is_done_and_drops_the_rest():
     threads.submit(done.append, "second")
     begun.wait(60)
 
-    threads.close(wait=False)
+    threads.close()
     may_end.set()
     threads.join(60)
 
@@ -49,9 +51,10 @@ def test_closing_ends_what_is_done_and_drops_the_rest():
 
 def test_closing_twice_and_from_one_of_its_own_threads_is_fine():
     threads = Threads(2, "test", SimpleQueue())
-    threads.submit(lambda: threads.close(wait=True))
+    threads.submit(lambda: (threads.close(), threads.join(None)))
     threads.join(60)
-    threads.close(wait=True)
+    threads.close()
+    threads.join(None)
 
     assert not names()
 
