@@ -208,14 +208,17 @@ class Skipper:
 
     def _check(self, skipped: Skipped, error: ShardkitError) -> None:
         if skipped.samples + skipped.shards > self._max_skipped:
-            raise TooManySkippedError(
-                f"epoch {self._current.epoch}: {skipped.samples:,} samples and {skipped.shards:,} shards were skipped, "
-                f"expected at most max_skipped={self._max_skipped:,}; repair the shards or raise it. The last: {error}",
-                url=error.url,
-                offset=error.offset,
-                key=error.key,
-                field=error.field,
-            ) from error
+            problem = f"{skipped.samples:,} samples and {skipped.shards:,} shards were skipped, expected at most "
+            problem += f"max_skipped={self._max_skipped:,}; repair the shards or raise it"
+            raise too_many_skipped(self._current.epoch, problem, error) from error
+
+
+def too_many_skipped(epoch: int, problem: str, last: BaseException) -> TooManySkippedError:
+    """Return the error for an epoch of which too much was skipped, with the place of what was skipped last."""
+    error = TooManySkippedError(f"epoch {epoch}: {problem}. The last: {last}")
+    if isinstance(last, ShardkitError):
+        error.url, error.offset, error.key, error.field = last.url, last.offset, last.key, last.field
+    return error
 
 
 def _anonymous_file() -> int:

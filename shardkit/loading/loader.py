@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_choice, check_whole
+from shardkit.errors import ArgumentError, StateError, check_choice, check_whole
 from shardkit.loading.batch_memory import BatchMaker
 from shardkit.loading.collate import Batch, without_rows
 from shardkit.loading.columnar import Arena, ColumnReader
 from shardkit.loading.engine import Engine, Finished
+from shardkit.loading.epochs import too_many_skipped
 from shardkit.loading.rows import RowMaker, RowProcesses, RowThreads
 from shardkit.order.plan import OPEN_BLOCKS, Batches
 from shardkit.order.ranks import find_place
@@ -377,7 +378,7 @@ class ShardLoader:
                 _log.warning("skipped a sample; others of this epoch are counted without a word: %s", error)
             if self._skipped > self._max_skipped:
                 problem = f"{self._skipped:,} samples were skipped, expected at most max_skipped={self._max_skipped:,}"
-                raise _too_many(f"epoch {self._epoch}: {problem}; repair the shards or raise it", error) from error
+                raise too_many_skipped(self._epoch, f"{problem}; repair the shards or raise it", error) from error
 
     def _filled(self, finished: Finished) -> Batch:
         """Return a batch, or, if all of its rows were skipped, one of no rows that else is like the one before."""
@@ -387,7 +388,7 @@ class ShardLoader:
             error = finished.skipped[-1]
             problem = "all samples of a batch were skipped, and there is none before it that says what one is like"
             remedy = "repair the shards, or pass a collate_fn, which is given an empty list then"
-            raise _too_many(f"epoch {self._epoch}: {problem}; {remedy}", error) from error
+            raise too_many_skipped(self._epoch, f"{problem}; {remedy}", error) from error
         return finished.value or without_rows(self._empty)
 
 
@@ -420,13 +421,6 @@ class _Pass:
     def _end(self, *, wait: bool) -> None:
         self._is_over = True
         self._engine.close(wait=wait)
-
-
-def _too_many(problem: str, error: BaseException) -> TooManySkippedError:
-    at: dict[str, Any] = {}
-    if isinstance(error, ShardkitError):
-        at = {"url": error.url, "offset": error.offset, "key": error.key, "field": error.field}
-    return TooManySkippedError(f"{problem}. The last: {error}", **at)
 
 
 def _restored(make: Callable[[], ShardLoader], place: Mapping[str, Any]) -> ShardLoader:
