@@ -155,7 +155,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
         handler: Callable[[Exception], bool] | None = None,
         nodesplitter: object = wds.split_by_node,
         workersplitter: object = wds.split_by_worker,
-        detshuffle: bool = False,  # noqa: ARG002 - it makes no difference
+        detshuffle: bool = False,
         mode: object = None,
         resampled: object = None,
         repeat: object = None,
@@ -167,21 +167,10 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
         empty_check: object = None,
         verbose: object = None,
     ) -> None:
-        given = {
-            "mode": mode,
-            "resampled": resampled,
-            "repeat": repeat,
-            "cache_dir": cache_dir,
-            "cache_size": cache_size,
-            "url_to_name": url_to_name,
-            "select_files": select_files,
-            "rename_files": rename_files,
-            "empty_check": empty_check,
-            "verbose": verbose,
-        }
-        for name, value in given.items():
-            if value:
-                raise ArgumentError(f"{name}={value!r}: webdataset's argument is not taken here; {_INSTEAD[name]}")
+        given = locals()
+        for name, remedy in _INSTEAD.items():
+            if given[name]:
+                raise ArgumentError(f"{name}={given[name]!r}: webdataset's argument is not taken here; {remedy}")
         if nodesplitter not in _NODE_SPLITTERS or workersplitter is not wds.split_by_worker:
             raise ArgumentError(
                 f"nodesplitter={nodesplitter!r}, workersplitter={workersplitter!r}: shards are always divided among "
@@ -198,7 +187,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
             decode=False,
             shuffle=bool(shardshuffle),
             seed=seed,
-            buffer_size=1,  # samples are mixed by the stage .shuffle
+            buffer_size=0,  # samples are mixed by the stage .shuffle
             open_shards=open_shards,
             on_error=on_error if handler is None else _HANDLERS[handler],
             max_skipped=max_skipped,

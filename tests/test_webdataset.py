@@ -234,6 +234,15 @@ def test_damaged_shards_are_skipped_and_counted_if_asked_for(damaged, workers, o
     assert dataset.skipped == (0, 1)
 
 
+@pytest.mark.parametrize("shardshuffle", [False, True])
+def test_no_whole_sample_before_damage_is_held_back(damaged, shardshuffle):
+    keys, samples = [], iter(WebDataset(damaged.replace("{0..2}", "1"), shardshuffle=shardshuffle))
+    with pytest.raises(ShardError):
+        keys.extend(sample[KEY] for sample in samples)
+
+    assert keys == ["005"]
+
+
 def test_skipping_has_a_bound(damaged):
     with pytest.raises(TooManySkippedError):
         list(WebDataset(damaged, on_error="skip", max_skipped=0))
