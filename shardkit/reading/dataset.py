@@ -1,6 +1,7 @@
 """A dataset's samples by their numbers: for evaluation, notebooks and stock DataLoaders, and in blocks for a loader."""
 
 import copy
+import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.registry import Decoder
-from shardkit.errors import ArgumentError, DatasetError, check_path, hide_secrets
+from shardkit.errors import ArgumentError, DatasetError, hide_secrets
 from shardkit.format.manifest import read_manifest
 from shardkit.hashing import UInt64Array, derive, hash_key, hash_keys
 from shardkit.order.plan import IntArray, OrderPlan, default_lanes, prefix_sums
@@ -23,7 +24,6 @@ from shardkit.reading.memory import Buffers
 from shardkit.reading.missing import check_present
 from shardkit.reading.page_cache import ResidentBlock
 from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
-from shardkit.storage.registry import storage_for
 from shardkit.transforms.apply import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
 from shardkit.transforms.rng import Rng
 
@@ -129,9 +129,7 @@ class ShardDataset:
         self.selection = FieldSelection.parse(fields)
         self.decoder = parse_decode(decode, self.selection)
         self.transform = Transform.parse(transform)
-        self.manifest = read_manifest(
-            check_path("url", url), digest=digest, storage_options=storage_options, allow_any_url=allow_any_url
-        )
+        self.manifest = read_manifest(url, digest=digest, storage_options=storage_options, allow_any_url=allow_any_url)
         self._check_fields()
         self.columns = self._check_columns(columns)
         self.check_transform(self.transform)
@@ -146,7 +144,7 @@ class ShardDataset:
             storage_options=storage_options,
             cache=open_cache(cache, cache_bytes, block_bytes=self.block_bytes),
         )
-        check_present(storage_for(self.manifest.url, storage_options), self.manifest)
+        check_present(self._access.indexes.storage, self.manifest)
         self._check_shards()
         self._selected: IntArray | None = None  # numbers in the whole dataset, ascending; None for all
         self._select(None)
@@ -236,8 +234,6 @@ class ShardDataset:
         if self._selected is None:
             return self.manifest.digest
         if not self._digest:
-            import hashlib
-
             digest = hashlib.sha256(f"shardkit selection 1\n{self.manifest.digest}\n".encode())
             digest.update(np.ascontiguousarray(self._selected, dtype="<i8").data)
             self._digest = digest.hexdigest()

@@ -96,15 +96,14 @@ def find_shards(
     """
     read = partial(read_manifest, storage_options=storage_options, allow_any_url=allow_any_url)
     several = check_paths("urls", urls)
-    found = [
+    if not several:
+        raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
+    return [
         location
         for pattern in several
         for url in _expand_braces(pattern, storage_options)
         for location in _find(storage_for(url, storage_options), url, read)
     ]
-    if not several:
-        raise ArgumentError("urls is empty; give at least one shard, pattern or folder")
-    return found
 
 
 def _expand_braces(pattern: str, storage_options: Mapping[str, object] | None) -> list[str]:
@@ -152,9 +151,9 @@ def _is_pattern(url: str) -> bool:
 
 
 def _find_in_folder(storage: Storage, url: str, names: list[str], read: _ManifestReader) -> list[ShardLocation]:
-    check_finished(storage, url)
     if MANIFEST_NAME in names:
         return _from_manifest(storage, read(url))
+    check_finished(storage, url)
     shards = [name for name in names if name.lower().endswith(SHARD_SUFFIXES)]
     if shards:
         return [ShardLocation(join(url, name)) for name in shards]
@@ -238,15 +237,14 @@ def read_shard(
         yield from _read_once(storage, location, selection, max_member_bytes)
         return
     given = 0
-    for left in reversed(range(1 + FRESH_READS)):
-        fresh = left < FRESH_READS
-        with closing(_read_once(storage, location, selection, max_member_bytes, fresh=fresh)) as samples:
+    for attempt in range(1 + FRESH_READS):
+        with closing(_read_once(storage, location, selection, max_member_bytes, fresh=attempt > 0)) as samples:
             try:
                 for sample in islice(samples, given, None):
                     yield sample
                     given += 1
             except ShardError as error:
-                if not left:
+                if attempt == FRESH_READS:
                     raise
                 _logger.warning("what came is wrong, so the shard is fetched again: %s", error)
             else:
