@@ -81,9 +81,10 @@ def stack(values: list[Any], *, images: bool = False) -> Any:
     if any(value.shape != shape or value.dtype != dtype for value in values):
         return values
     rows = np.empty((len(values), *shape), dtype=dtype)
-    for row, value in zip(rows if shape else (), values, strict=bool(shape)):
-        row[...] = value
-    if not shape:
+    if shape:
+        for row, value in zip(rows, values, strict=True):
+            row[...] = value
+    else:
         rows[...] = values
     try:
         tensor = torch.from_numpy(rows)

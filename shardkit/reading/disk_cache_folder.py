@@ -262,17 +262,14 @@ def clear_cache(folder: str) -> list[CachedBlock]:
         StorageError: It cannot be written to.
     """
     with os_errors(folder):
-        return _clear(_existing(folder))
-
-
-def _clear(cache: CacheFolder) -> list[CachedBlock]:
-    with cache.locked() as usage:
-        cache.remove_leftovers(usage)
-        blocks = cache.count(usage)
-        for block in blocks:
-            Path(block.path).unlink(missing_ok=True)
-            usage.add(-block.room)
-    return blocks
+        cache = _existing(folder)
+        with cache.locked() as usage:
+            cache.remove_leftovers(usage)
+            blocks = cache.count(usage)
+            for block in blocks:
+                Path(block.path).unlink(missing_ok=True)
+                usage.add(-block.room)
+        return blocks
 
 
 def _entries(folder: "os.PathLike[str]") -> "list[os.DirEntry[str]]":
