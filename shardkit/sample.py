@@ -25,6 +25,7 @@ is decoded, its values of the index's columns."""
 DECODINGS = ("rgb", "unchanged", "bytes", "pil")
 """How a field may be asked for: behind its name and a colon, as in ``depth.png:unchanged``; see ``FieldSelection``."""
 
+MAX_KNOWN = 1024  # fields that are remembered: a stranger's shard may have another one in every sample
 MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
 
 _SKIPPED = re.compile(r"(?:\A|/)__[^/]*__(?:/|\Z)")
@@ -49,6 +50,29 @@ def split_name(name: str) -> tuple[str, str] | None:
     if dot <= base or ("__" in name and _SKIPPED.search(name)):
         return None
     return name[:dot], name[dot + 1 :].lower()
+
+
+def split_new_name(name: str, key: str, rest: str, known: dict[str, str]) -> tuple[str, str] | None:
+    """Return ``split_name(name)``, and note the field in ``known`` by ``rest`` where that alone decides it.
+
+    For loops over many members, which cut names at the first dot and look into ``known`` before they apply the rules:
+    what they find is right if ``key`` is not empty, does not end with a slash, and has no ``__``.
+
+    Args:
+        name: The member's name.
+        key: What is before its first dot.
+        rest: What is after it.
+        known: Fields by what is after the first dot: the same few for most samples.
+
+    Example:
+        >>> known = {}
+        >>> split_new_name("0001.seg.PNG", "0001", "seg.PNG", known), known
+        (('0001', 'seg.png'), {'seg.PNG': 'seg.png'})
+    """
+    split = split_name(name)
+    if split is not None and split[0] == key and rest and "__" not in rest and len(known) < MAX_KNOWN:
+        known[rest] = split[1]
+    return split
 
 
 def check_key(key: object) -> str:

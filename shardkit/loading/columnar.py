@@ -241,7 +241,7 @@ def regular_spans(data: bytes | memoryview, samples: int) -> tuple[list[str], Sp
             not dot
             or not rest
             or not rest.isascii()
-            or b"_" in rest
+            or b"__" in rest
             or b"/" in rest
             or len(key) != key_length
             or rest.lower().decode() in spans

@@ -7,9 +7,7 @@ from shardkit.errors import ShardError
 from shardkit.format.scan import group_members
 from shardkit.format.tar import read_members
 from shardkit.format.tar_header import BLOCK_BYTES, COMMON_FIELDS, END_OF_ARCHIVE, expected_adler32, padding
-from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample, split_name
-
-_MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
+from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample, split_new_name
 
 # For each sample its key, and where the data of each field begins and ends, as one number: Python's garbage collector
 # passes over dicts of numbers, and would take as long as reading for the many tuples of all blocks that are held.
@@ -168,11 +166,9 @@ class Block:
             key, _, rest = name.partition(".")
             field = known.get(rest)
             if field is None or not key or key[-1] == "/" or "__" in key:
-                split = split_name(name)
+                split = split_new_name(name, key, rest, known)
                 if split is None or split[1] in RESERVED:
                     return None
-                if split[0] == key and rest and "_" not in rest and len(known) < _MAX_KNOWN:
-                    known[rest] = split[1]
                 key, field = split
             if key != current:
                 fields = {}

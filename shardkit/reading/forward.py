@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from os import PathLike
 from typing import Any, TypeAlias
@@ -24,7 +24,18 @@ from shardkit.format.index import OFFSET, ShardIndex, open_index
 from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
 from shardkit.format.tar import MAX_MEMBER_BYTES, Member, read_members
 from shardkit.reading.missing import check_present
-from shardkit.sample import COLUMNS, KEY, RESERVED, SOURCE, URL, FieldSelection, Sample, split_name
+from shardkit.sample import (
+    COLUMNS,
+    KEY,
+    MAX_KNOWN,
+    RESERVED,
+    SOURCE,
+    URL,
+    FieldSelection,
+    Sample,
+    split_name,
+    split_new_name,
+)
 from shardkit.storage.base import FRESH_READS, STDIN, Storage, is_remote, is_web, join, split_url
 from shardkit.storage.local import local_path
 from shardkit.storage.registry import storage_for
@@ -37,8 +48,6 @@ _MAGIC = re.compile(r"[*?[]")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _MAX_NAMES = 1_000_000  # that a pattern stands for: a second, and a few hundred megabytes; a typing error has more
 _MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: about a megabyte a field
-
-_MAX_KNOWN = 1024  # a stranger's shard may have another field in every sample
 
 _ManifestReader: TypeAlias = Callable[[str], Manifest]
 _Rows: TypeAlias = Iterator[tuple[Any, ...]]
@@ -279,11 +288,9 @@ def _group(  # noqa: C901 - the hot loop: a call for every member would cost a t
         key, _, rest = name.partition(".")
         field = known.get(rest)
         if field is None or not key or key[-1] == "/" or "__" in key:
-            split = split_name(name)
+            split = split_new_name(name, key, rest, known)
             if split is None:
                 continue
-            if split[0] == key and rest and "_" not in rest and len(known) < _MAX_KNOWN:
-                known[rest] = split[1]
             key, field = split
         if key != current:
             if current is not None:
@@ -318,18 +325,11 @@ def _twice(url: str, offset: int, name: str, key: str, field: str) -> ShardError
 
 
 def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
-    known: dict[str, bool] = {}  # by what follows the key, which is the same for most samples
+    wants_field = lru_cache(MAX_KNOWN)(selection.wants)  # the fields of most samples are the same
 
     def wants(name: str) -> bool:
         split = split_name(name)
-        if split is None:
-            return False
-        wanted = known.get(split[1])
-        if wanted is None:
-            wanted = selection.wants(split[1])
-            if len(known) < _MAX_KNOWN:
-                known[split[1]] = wanted
-        return wanted
+        return split is not None and wants_field(split[1])
 
     return wants
 

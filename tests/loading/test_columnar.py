@@ -209,13 +209,13 @@ def block_of(members):
 
 
 def test_equal_samples_are_found_at_once():
-    data = block_of([(f"{i:03d}.{field}", bytes(i + 1)) for i in range(9) for field in ("cls", "B.Txt")])
+    data = block_of([(f"{i:03d}.{field}", bytes(i + 1)) for i in range(9) for field in ("cls", "_B_1.Txt")])
 
     keys, spans = regular_spans(data, 9)
 
     assert keys == [f"{i:03d}" for i in range(9)]
-    assert list(spans) == ["cls", "b.txt"]
-    begins, ends = spans["b.txt"]
+    assert list(spans) == ["cls", "_b_1.txt"]
+    begins, ends = spans["_b_1.txt"]
     assert [data[a:b] for a, b in zip(begins, ends, strict=True)] == [bytes(i + 1) for i in range(9)]
 
 
@@ -227,6 +227,7 @@ def test_equal_samples_are_found_at_once():
         [f"{i:02d}/__x__.cls" for i in range(9)],
         [f"{i:02d}.a/cls" for i in range(9)],
         [f"{i:02d}.__a.cls" for i in range(9)],
+        [f"{i:02d}.a__" for i in range(9)],
         [f"/{i:02d}.cls" for i in range(9)],
         [f"{i:02d}" for i in range(9)],
         ["00.cls"] * 9,  # twice in one sample
