@@ -162,7 +162,10 @@ class ShardStream(IterableDataset[Any]):
         self._shards = find_shards(urls, storage_options, allow_any_url=allow_any_url)
         if bare := [location.url for location in self._shards if location.shard is None]:
             check_streamed(storage_for(bare[0], storage_options), urls, bare)
-        if len({(location.classes, split_url(location.url)[0]) for location in self._shards}) > 1:  # several datasets
+        datasets = {
+            (id(at.classes), split_url(at.url)[0]) for at in self._shards
+        }  # compared as objects, not name by name
+        if len(datasets) > 1:
             self._shards = with_class_lists(self._shards, storage_options)
         self.classes, self._class_maps = join_class_lists(self._shards, self._selection)
         self._epochs = SharedEpochs()

@@ -72,7 +72,12 @@ def join_class_lists(
     Raises:
         DatasetError: Some datasets name their classes, and one that does not has class fields.
     """
-    parts = [labelled_part(location, selection, others) for location in locations]
+    # One shard of each dataset is enough. There may be many shards and long class lists, so lists are told apart as
+    # objects: a manifest has one for all of its shards.
+    distinct = {
+        at.url if at.fields is None else (split_url(at.url)[0], id(at.classes), at.fields): at for at in locations
+    }
+    parts = [labelled_part(at, selection, others) for at in distinct.values()]
     joined = join_classes(parts)
     lists = {part.classes for part in parts} - {(), joined}
     return joined, {classes: ClassMap(classes, joined, others=others) for classes in lists}
