@@ -2,18 +2,18 @@
 
 The modules, in the order of a sample's way::
 
-    missing             shards and indexes that are not there
+    missing             whether all shards and indexes are there
     forward             shards -> samples
-    class_lists         the class lists of the datasets that shards are of, joined into one
+    class_lists         the class lists of several datasets, joined into one
     block               one block's bytes -> its samples
-    index_cache         what the indexes of a dataset's shards say, within bounds
-    extents             which bytes of a block are fetched where little of it is wanted
-    page_cache          blocks that the system holds in memory, read sample by sample
-    access              blocks and samples of shards, each read on its own
-    memory              memory for blocks and batches, used again
-    lru                 what was read last, kept in memory within bounds
-    disk_cache          blocks, kept on this machine's disk
-    disk_cache_folder   a folder that is a cache: whose it is, and what is in it
+    index_cache         the indexes of a dataset's shards, read once and kept within a memory bound
+    extents             which byte ranges of a block to fetch if only some of its fields are wanted
+    page_cache          blocks in the page cache of the system, read sample by sample
+    access              single blocks and samples of shards
+    memory              memory for blocks and batches, which is used again
+    lru                 the values used last, kept within a memory bound
+    disk_cache          blocks kept on this machine's disk
+    disk_cache_folder   the folder of a disk cache: its files, its owner, its lock
     filters             a condition, numbers or a mask -> the samples they select
-    dataset             a dataset's samples by their numbers
+    dataset             a dataset's samples, by number
 """

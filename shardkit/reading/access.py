@@ -1,7 +1,7 @@
-"""Blocks and samples of shards, each read on its own: by the shard's index, and compared with it.
+"""Single blocks and samples of shards: found by the shard's index, and compared with it.
 
-Of blocks of which little is wanted, only that is fetched, where it saves as much as the further requests cost. Threads
-and forked processes may share what is here; a pickle of it has nothing of what is kept.
+If only some fields of a block are wanted, only these are fetched, where that saves more than the further requests cost.
+Threads and forked processes may share what is here. A pickle of it has none of the cached data.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,24 +26,24 @@ from shardkit.storage.base import is_remote, read_right
 from shardkit.storage.registry import storage_for
 
 FRAME_BYTES = 32_000_000
-"""The most bytes of decompressed blocks that are kept for single samples, many of which lie in one block."""
+"""The most bytes of whole blocks that are kept for ``dataset[i]``: samples that are asked for often share a block."""
 
-_FILES = 128  # are kept open at most; opening one anew takes three microseconds
-_LARGE_BYTES = 8000  # of a field, on average: reading each on its own costs less than a copy of all
+_FILES = 128  # kept open at most; to open one again takes three microseconds
+_LARGE_BYTES = 8000  # a field's average size from which it is cheaper to read each sample than to copy its whole block
 
 
 class ShardAccess:
-    """Reads any block and any sample of a dataset. All that is read is compared with the index, or is an error.
+    """Reads any block and any sample of a dataset. What does not match the index is an error.
 
     Args:
         manifest: The dataset.
-        fields: The fields that may be asked for; others are not looked for in the indexes.
+        fields: The fields that may be asked for; others are not read from the indexes.
         columns: The index columns that go into the samples.
         storage_options: Passed to the storage.
-        cache: Where blocks are kept that are read, or None.
+        cache: Keeps the blocks that are read; None for no cache.
 
     Attributes:
-        indexes: What the shards' indexes say.
+        indexes: The shards' indexes.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class ShardAccess:
         self._columns = tuple(columns)
         self._storage = storage_for(manifest.url, storage_options)
         self._cache = cache
-        # A cache keeps whole blocks, for whoever wants other fields.
+        # A cache keeps whole blocks, as another reader may want other fields.
         self.indexes = Indexes(manifest, self._storage, fields=fields, columns=columns, has_parts=cache is None)
         self._frames: BoundedCache[bytes] = BoundedCache(FRAME_BYTES)
         self._files: BoundedCache[OpenFile] = BoundedCache(_FILES)
 
     def read_block(self, shard: int, number: int, buffers: Buffers | None = None) -> Block:
-        """Read one block, in one piece and with its checksum compared, or the fields of it and each one's.
+        """Read one block as a whole and compare its checksum, or only its wanted fields and compare theirs.
 
         Args:
             shard: Its shard's number.
             number: Its number in the shard.
-            buffers: Where it is read to, if it is not compressed; by default into memory of its own.
+            buffers: Gives the memory that it is read into, if it is not compressed; by default new memory.
 
         Raises:
             ArgumentError: The shard has no such block.
@@ -79,7 +79,7 @@ class ShardAccess:
             DatasetError: The index is not usable.
         """
         rows, url = self._rows_of(shard, number), self.indexes.url(shard)
-        # Before the blocks: the index is read for both then.
+        # Before the blocks, so that the index is opened once for both.
         columns = self.indexes.column_values(shard, rows.start, rows.stop) if self._columns else None
         blocks = self.indexes.blocks(shard)
         layout = None
@@ -99,14 +99,14 @@ class ShardAccess:
         )
 
     def open_block(self, shard: int, number: int, buffers: Buffers) -> Block | ResidentBlock:
-        """Return a block to take samples from: read, or, if its samples are large and in memory already, only opened.
+        """Return a block to take samples from: only opened if its samples are large and in the page cache, else read.
 
         Args and errors as for ``read_block``.
         """
         rows = self._rows_of(shard, number)
         if not self._has_large_samples(shard):
             return self.read_block(shard, number, buffers)
-        keys, members = self.indexes.members(shard, rows.start, rows.stop)  # before the blocks, as there
+        keys, members = self.indexes.members(shard, rows.start, rows.stop)  # before the blocks, as in read_block
         begin, end = self._bounds(shard, number)
         if not self._open_file(shard).is_resident(begin, end - begin):
             return self.read_block(shard, number, buffers)
@@ -123,7 +123,7 @@ class ShardAccess:
         )
 
     def _rows_of(self, shard: int, number: int) -> range:
-        """Return which of a shard's samples are in a block. Raises ArgumentError."""
+        """Return the rows of a shard that are in a block. Raises ArgumentError."""
         entry, block_samples = self._manifest.shards[shard], self._manifest.block_samples
         if not 0 <= number < entry.blocks:
             url = self.indexes.url(shard)
@@ -131,7 +131,7 @@ class ShardAccess:
         return range(number * block_samples, min((number + 1) * block_samples, entry.samples))
 
     def _has_large_samples(self, shard: int) -> bool:
-        """Return whether it is quicker to read a shard's samples one by one than its blocks, if they are in memory."""
+        """Return whether samples that are in the page cache are read faster one by one than as whole blocks."""
         entry = self._manifest.shards[shard]
         if entry.compression != "none" or self._cache is not None or is_remote(self.indexes.url(shard)):
             return False
@@ -150,7 +150,7 @@ class ShardAccess:
     def _read_parts(
         self, shard: int, number: int, rows: range, buffers: Buffers | None
     ) -> tuple[bytes | memoryview, BlockLayout]:
-        """Return the fields of a block that may be asked for, and where they are in what is returned."""
+        """Return the bytes of a block's wanted fields, and where in these bytes each field is."""
         keys, found = self.indexes.members(shard, rows.start, rows.stop)
         members = [
             FieldPlace(row, keys[row], field, *place)
@@ -158,7 +158,7 @@ class ShardAccess:
             for row, place in enumerate(zip(*(array.tolist() for array in arrays), strict=True))
             if place[0] >= 0
         ]
-        members.sort(key=lambda member: member.offset)  # fields come in the order in which they lie
+        members.sort(key=lambda member: member.offset)  # a sample's fields come in their order in the shard
         data, places = self._read_members(shard, number, members, gap=REQUEST_BYTES, buffers=buffers)
         layout: BlockLayout = [(key, {}) for key in keys]
         for member, place in zip(members, places, strict=True):
@@ -168,7 +168,7 @@ class ShardAccess:
     def _read_members(
         self, shard: int, number: int, members: Sequence[FieldPlace], *, gap: int, buffers: Buffers | None = None
     ) -> tuple[memoryview, list[int]]:
-        """Return bytes that have members of a block, each compared with its checksum, and where each of them begins."""
+        """Return bytes with some members of a block, each compared with its checksum, and where each member begins."""
         self._check_places(shard, number, ((m.key, m.offset, m.size) for m in members))
         url = self.indexes.url(shard)
         begins = np.array([member.offset for member in members], dtype=np.int64)
@@ -231,9 +231,9 @@ class ShardAccess:
         return data
 
     def read_sample(self, shard: int, row: int, selection: FieldSelection) -> Sample:
-        """Read one sample: the bytes of the fields that are selected, under their own names, and of no others.
+        """Read one sample: the bytes of the selected fields, under their own names.
 
-        Of a compressed shard, and where there is a cache, its block is read, and kept for samples to come.
+        Of a compressed shard, or with a cache, the whole block is read, and kept for later samples.
 
         Raises:
             ShardError: A field is damaged, or the shard was cut or replaced.
@@ -262,7 +262,7 @@ class ShardAccess:
         return sample | {member.field: piece for member, piece in zip(members, pieces, strict=True)}
 
     def _cut_members(self, shard: int, number: int, members: Sequence[FieldPlace]) -> list[bytes]:
-        """Return members of a block that is read whole, and kept for samples to come; each compared as above."""
+        """Return members of a block that is read whole and kept for later samples; each is compared as above."""
         self._check_places(shard, number, ((m.key, m.offset, m.size) for m in members))
         block = self._frames.get((shard, number))
         if block is None and members:
@@ -275,12 +275,12 @@ class ShardAccess:
         return pieces
 
     def _check_places(self, shard: int, number: int, places: Iterable[tuple[str, int, int]]) -> None:
-        """Check that members, by key, offset and size, lie within their block before their sizes are believed."""
+        """Check that members (key, offset, size) lie within their block, before memory is taken for their sizes."""
         begin, end = self._bounds(shard, number)
         for key, offset, size in places:
             if offset < begin or not 0 <= size <= end - offset:
                 raise damaged_index(self.indexes.index_url(shard), f"sample {key!r} is not in its block")
 
     def _bounds(self, shard: int, number: int) -> tuple[int, int]:
-        table = self.indexes.blocks(shard).table  # which says that the shard is whole
+        table = self.indexes.blocks(shard).table  # this also checks the size of the shard
         return int(table.offset[number]), int(table.offset[number] + table.size[number])

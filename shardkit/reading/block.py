@@ -1,4 +1,4 @@
-"""One block's bytes -> its samples: what training reads at a time, walked by its tar headers."""
+"""One block's bytes -> its samples, found by their tar headers. A block is what training reads at a time."""
 
 from typing import TypeAlias
 from zlib import adler32
@@ -9,8 +9,8 @@ from shardkit.format.tar import read_members
 from shardkit.format.tar_header import BLOCK_BYTES, COMMON_FIELDS, END_OF_ARCHIVE, expected_adler32, padding
 from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample, split_new_name
 
-# For each sample its key, and where the data of each field begins and ends, as one number: Python's garbage collector
-# passes over dicts of numbers, and would take as long as reading for the many tuples of all blocks that are held.
+# For each sample its key, and where the data of each field begins and ends, both in one number: Python's garbage
+# collector skips dicts of numbers. Tuples for all blocks in memory would cost it as much time as reading.
 _Layout: TypeAlias = list[tuple[str, dict[str, int]]]
 _END_BITS = 48
 _END = (1 << _END_BITS) - 1
@@ -22,8 +22,8 @@ BlockLayout: TypeAlias = list[tuple[str, dict[str, tuple[int, int]]]]
 class Block:
     """The samples of one block, found when the first of them is asked for. Threads may share it, and it can be pickled.
 
-    Its bytes are believed to be what was indexed: whoever reads them has compared their checksum. Still they are walked
-    strictly, so that what is not a whole block of that many samples is an error.
+    Its bytes are what was indexed: whoever reads them has compared their checksum. Still their headers are checked
+    strictly: bytes that are not exactly a block with this number of samples are an error.
 
     Args:
         data: The block, uncompressed.
@@ -33,7 +33,7 @@ class Block:
         offset: Where it begins in the uncompressed shard, in bytes.
         samples: How many samples it has.
         columns: Values of index columns that go into the samples: for each name a list, one value a sample.
-        layout: Where in the data the fields are, if it is not the whole block.
+        layout: Where in the data the fields are, if the data is only a part of the block.
 
     Example:
         >>> from shardkit.format.tar import member_header
@@ -81,8 +81,7 @@ class Block:
     def spans(self) -> dict[str, tuple[list[int], list[int]]] | None:
         """Return for each field where its data begins and ends in each sample.
 
-        None if samples have different fields, or in another order.
-        Raises as ``sample`` does.
+        None if not all samples have the same fields in the same order. Raises as ``sample`` does.
         """
         layout = self._layout or self._walk()
         names = [*layout[0][1]] if layout else []
@@ -104,10 +103,10 @@ class Block:
 
         Args:
             row: Its number in the block, from 0.
-            selection: Which fields are wanted, by default all; it does not rename them, nor miss any.
+            selection: Which fields are wanted, by default all. Fields are not renamed, and a missing one is no error.
 
         Raises:
-            ShardError: The block is not what a tar can hold, or has not the samples that its index says.
+            ShardError: The block is no valid part of a tar, or does not have the samples that its index says.
         """
         key, fields = (self._layout or self._walk())[row]
         view = memoryview(self.data)
@@ -120,7 +119,7 @@ class Block:
         return sample
 
     def _walk(self) -> _Layout:
-        """Find the samples. Threads that do so at the same time find the same, and the last one's stays."""
+        """Find the samples. Threads that do so at the same time find the same; the last result is kept."""
         layout = self._walk_plain() or self._walk_strictly()
         end = next(reversed(layout[-1][1].values())) & _END if layout else 0
         end += padding(end)
@@ -135,7 +134,7 @@ class Block:
         return layout
 
     def _walk_plain(self) -> _Layout | None:
-        """Walk a block of plain headers, a microsecond each; None if anything at all is not as it nearly always is."""
+        """Find the samples of a block with plain headers, in a microsecond each; None if any header is unusual."""
         data = self.data
         common_fields = COMMON_FIELDS.unpack_from
         layout: _Layout = []
@@ -181,7 +180,7 @@ class Block:
         return layout if at == len(data) else None
 
     def _walk_strictly(self) -> _Layout:
-        """Walk any block, with the code that says what is wrong."""
+        """Find the samples of any block, with the code that says what is wrong with it."""
         stream = _BlockStream(self.data, f"{self.url}, block {self.number:,} at byte {self.offset:,}")
         try:
             return [
@@ -194,7 +193,7 @@ class Block:
 
 
 class _BlockStream:
-    """A block as an archive of its own: its bytes, and an end-of-archive mark."""
+    """A block as a whole archive: its bytes, and then an end-of-archive mark."""
 
     def __init__(self, data: bytes | memoryview, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""The class lists of the datasets that shards are of, joined into one."""
+"""The class lists of several datasets, found for their shards and joined into one."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ from shardkit.storage.registry import storage_for
 def with_class_lists(
     locations: Sequence[ShardLocation], storage_options: Mapping[str, object] | None
 ) -> list[ShardLocation]:
-    """Return shards with the class lists of their datasets, also those that were named one by one.
+    """Return shards with the class lists of their datasets, also shards that were named one by one.
 
-    A shard's dataset is that of a manifest beside it that lists it.
+    A shard belongs to the dataset of the manifest in its folder, if that lists it.
     """
     folders = dict.fromkeys(split_url(at.url)[0] for at in locations if at.shard is None and at.url != STDIN)
     manifests = {folder: _manifest_in(folder, storage_options) for folder in folders}
@@ -37,12 +37,12 @@ def with_class_lists(
 def _manifest_in(folder: str, storage_options: Mapping[str, object] | None) -> Manifest | None:
     try:
         return load_manifest(storage_for(folder, storage_options), folder, MANIFEST_NAME, allow_any_url=True)
-    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # another program's, or none
+    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # none, or another program's
         return None
 
 
 def labelled_part(location: ShardLocation, selection: FieldSelection, others: Collection[str] = ()) -> LabelledPart:
-    """Return what a shard's dataset says of its classes.
+    """Return the classes of a shard's dataset, and whether fields with class numbers may be read of it.
 
     Args:
         location: The shard.
@@ -50,7 +50,7 @@ def labelled_part(location: ShardLocation, selection: FieldSelection, others: Co
         others: Fields that hold classes too, whatever their names say.
     """
     fields = location.fields
-    if fields is None:  # as long as it was not read, it may have any
+    if fields is None:  # before it is read, it may have any
         fields = tuple(field for wanted in selection.wanted.values() for field in wanted) or ("cls",)
     labelled = any((holds_classes(field) or field in others) and selection.wants(field) for field in fields)
     where = location.url if location.fields is None else split_url(location.url)[0]
@@ -60,9 +60,9 @@ def labelled_part(location: ShardLocation, selection: FieldSelection, others: Co
 def join_class_lists(
     locations: Sequence[ShardLocation], selection: FieldSelection, others: Collection[str] = ()
 ) -> tuple[tuple[str, ...], dict[tuple[str, ...], ClassMap]]:
-    """Return one class list for shards of several datasets; and by dataset's list what maps its numbers.
+    """Return one class list for shards of several datasets, and for each dataset's list the map of its numbers.
 
-    Datasets whose numbers stay as they are have no map.
+    Datasets whose numbers do not change have no map.
 
     Args:
         locations: The shards.

@@ -43,14 +43,14 @@ class Places(NamedTuple):
 
 
 class ShardDataset:
-    """Read any sample of a dataset by its number, as a list is read; each compared with its index.
+    """Read any sample of a dataset by its number, like an item of a list. Each is compared with its index.
 
     ``dataset[i]`` reads only the bytes of the fields asked for, and returns the same sample every time; of a zst shard
-    the block that they are in is read. Nothing is read before it is needed but the manifest, and with ``where`` the
-    indexes. It may be shared by threads, and goes into DataLoader workers by fork and by spawn.
+    it reads the whole block. Only the manifest, and with ``where`` the indexes, are read before they are needed. It may
+    be shared by threads, and be sent to DataLoader workers by fork and by spawn.
 
-    A ``ShardLoader`` reads whole blocks instead, in an order that mixes them, and is what to train with. Of blocks with
-    much that is not in ``fields``, it reads only what is: where that saves more than further requests cost.
+    Train with a ``ShardLoader``: it reads whole blocks, in an order that mixes them. Where most of a block is not in
+    ``fields``, it reads only the fields, if that saves more than the further requests cost.
 
     Args:
         url: The dataset's folder, or its ``manifest.json``. Shards that are gz, or zst without frames of blocks, are
@@ -65,21 +65,22 @@ class ShardDataset:
         where: Take only samples whose index columns satisfy it: ``[("label", "==", 3), ("width", ">=", 224)]`` for all
             of some conditions, a list of such lists for one of them, or an expression of ``pyarrow.compute``. It may
             be about promoted columns, ``__key__``, and ``<field>:size``, a field's size in bytes; a condition on what
-            is null selects nothing. It is decided here: promoted columns are read from one file of all samples; what
-            else it is about, and all of it in format 1, from every index. 8 bytes of each that is taken are kept.
+            is null selects nothing. It is evaluated when the dataset is opened: promoted columns are read from one
+            file for all samples; anything else, and everything in format 1, from every index. It takes 8 bytes of
+            memory for each sample that is selected.
         transform: Called with every decoded sample, and what it returns is the sample; or for single fields a mapping
             like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
-            of a dict. An image transform decodes what it is given. A parameter named ``rng`` gets an ``Rng``: in
+            of a dict. An image transform decodes the image itself. A parameter named ``rng`` gets an ``Rng``: in
             ``dataset[i]`` keyed by the sample's key alone, so that it draws the same in every epoch; in a
             ``ShardLoader`` by seed, epoch and position.
-        columns: Index columns to put into every sample, under their names. Then the rows of indexes are read too.
+        columns: Index columns to put into every sample, under their names. They are read from the indexes.
         allow_any_url: Let the manifest name shards outside its folder, as ``shardkit index --out`` makes them.
         storage_options: Passed to the storage.
-        cache: A folder on a quick disk, or in memory, where blocks that are read are kept, for the next epoch and for
-            all processes of this machine that name it; ``dataset[i]`` then reads whole blocks, too. They are kept
-            in a folder ``shardkit-cache`` in it.
-        cache_bytes: How much the cache may take, in bytes or as text: ``"200GB"``. Blocks that were used longest ago,
-            before this object was made, are deleted for new ones.
+        cache: A folder on a fast disk, or in memory. Blocks that are read are kept in its subfolder
+            ``shardkit-cache``, for the next epoch and for all processes of this machine that name the same folder.
+            ``dataset[i]`` then reads whole blocks, too.
+        cache_bytes: How much the cache may take, in bytes or as text: ``"200GB"``. To make room, it deletes the blocks
+            that were used longest ago, but none that was used since this object was made.
 
     Attributes:
         manifest: The dataset's manifest.
@@ -87,12 +88,12 @@ class ShardDataset:
         decoder: What ``decode`` means; None keeps bytes.
         transform: What ``transform`` means; false if there is none.
         columns: The index columns that go into the samples.
-        num_blocks: How many blocks have samples that are selected.
-        block_bytes: How large a block is on average, uncompressed.
+        num_blocks: How many blocks have selected samples.
+        block_bytes: The average size of a block, uncompressed.
 
     Raises:
-        ArgumentError: An argument is out of range, or no sample has a field, or the indexes have not a column.
-        DatasetError: There is no usable manifest; or later, an index is not usable, or another shard's.
+        ArgumentError: An argument is out of range, or no sample has one of the fields, or the indexes lack a column.
+        DatasetError: There is no usable manifest; or later, an index is not usable, or belongs to another shard.
         IncompleteDatasetError: Shards or indexes on this machine are missing.
         StorageError: The manifest cannot be read; or later, a shard or an index is missing or cannot be read.
         ShardError: Later, a shard is damaged, cut or replaced.
@@ -177,7 +178,7 @@ class ShardDataset:
         return names
 
     def _check_shards(self) -> None:
-        """Refuse what cannot be read by blocks; of a zst shard only its index says whether it can."""
+        """Refuse shards that cannot be read by blocks. Of zst shards only an index says so: the first one's is read."""
         of_zst, size = None, self.manifest.block_samples
         for number, shard in enumerate(self.manifest.shards):
             if shard.blocks != -(-shard.samples // size):
@@ -195,7 +196,7 @@ class ShardDataset:
             self._access.indexes.blocks(of_zst)
 
     def _select(self, numbers: IntArray | None) -> None:
-        """Let the dataset be these samples of the whole one, ascending."""
+        """Select these samples of the whole dataset, ascending; None for all of them."""
         if numbers is not None and len(numbers) == self.manifest.num_samples:
             numbers = None  # the same dataset, with the same digest
         self._selected = numbers
@@ -210,12 +211,12 @@ class ShardDataset:
             self.num_blocks = len(self._runs)
 
     def check_transform(self, transform: Transform) -> None:
-        """Check that functions which come after the dataset's own are for fields that it gives.
+        """Check that a transform's functions are for fields that the dataset gives.
 
-        What a function of whole samples gives is not known beforehand, nor what a dataset without samples would.
+        Nothing is checked where the fields are not known: after a function of whole samples, or without any samples.
 
         Raises:
-            ArgumentError: One is for another field.
+            ArgumentError: A function is for another field.
         """
         if self.manifest.shards and (transform is self.transform or not self.transform.is_of_sample):
             transform.check_names([*(self.selection.wanted or self.manifest.fields), *self.columns, *RESERVED])
@@ -227,9 +228,9 @@ class ShardDataset:
 
     @property
     def digest(self) -> str:
-        """What identifies the samples and their order: the manifest's digest, or with a selection SHA-256 of that too.
+        """The identity of the samples and their order, in hexadecimal: the manifest's digest.
 
-        It does not depend on how the samples were selected.
+        With a selection it is a SHA-256 of that digest and of the selected numbers, however they were selected.
         """
         if self._selected is None:
             return self.manifest.digest
@@ -243,7 +244,7 @@ class ShardDataset:
         return self.manifest.num_samples if self._selected is None else len(self._selected)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_key": None}  # workers are sent what they cannot find themselves
+        return {**self.__dict__, "_by_key": None}  # workers can make it again from the indexes
 
     def __repr__(self) -> str:
         url, shards = hide_secrets(self.manifest.url), len(self.manifest.shards)
@@ -278,11 +279,11 @@ class ShardDataset:
         return shard, number - int(self._first[shard])
 
     def load(self, raw: Sample, rng: Rng | None = None) -> Any:
-        """Return what the bytes of a sample become: fields picked and decoded, and the dataset's transform applied.
+        """Return the sample that its bytes become: fields picked and decoded, and the dataset's transform applied.
 
         Args:
-            raw: The bytes of its fields, as a ``Block`` gives them.
-            rng: For a transform that needs one.
+            raw: The bytes of its fields, as a ``Block`` returns them.
+            rng: Passed to a transform that takes one.
 
         Raises:
             SampleError: A field is missing.
@@ -293,7 +294,7 @@ class ShardDataset:
         return self.transform(sample, rng) if self.transform else sample
 
     def keys(self) -> list[str]:
-        """Return the keys of all samples, in order. It takes some 0.2 s for a million, which are read from the indexes.
+        """Return the keys of all samples, in order. They are read from the indexes: 0.2 s for a million.
 
         Raises:
             DatasetError: An index is not usable.
@@ -311,8 +312,8 @@ class ShardDataset:
     def by_key(self, key: str) -> Any:
         """Return the sample with a key.
 
-        The first call reads all keys and keeps 16 bytes of each: some 2 s for a million. Later calls take what
-        ``dataset[i]`` takes.
+        The first call reads all keys and keeps 16 bytes for each: about 2 s for a million. Later calls take as long as
+        ``dataset[i]``.
 
         Raises:
             KeyError: None of the samples has the key.
@@ -365,7 +366,7 @@ class ShardDataset:
         """Return the order of an epoch.
 
         Args:
-            seed: Decides it, together with the epoch.
+            seed: The order's key, together with the epoch.
             epoch: From 0.
             lanes: How many ordered sequences of blocks are mixed; by default as many as 512 MB of blocks allow.
             shuffle: False for the order of the dataset.
@@ -391,9 +392,9 @@ class ShardDataset:
         return Places(shard, block, row)
 
     def read_block(self, shard: int, block: int) -> Block:
-        """Read one block: one range of the shard, whose checksum is compared, and which is decompressed.
+        """Read one block: one range of the shard. Its checksum is compared, and it is decompressed.
 
-        Where little of a block is in ``fields``, ranges that have it are read, and each field's checksum is compared.
+        If only a small part of a block is in ``fields``, the fields' ranges are read and their checksums compared.
 
         Args:
             shard: Its shard's number.
@@ -402,14 +403,15 @@ class ShardDataset:
         Raises:
             ArgumentError: There is no such block.
             ShardError: It is damaged, or the shard was cut or replaced.
-            DatasetError: The index is not usable, or is another shard's.
+            DatasetError: The index is not usable, or belongs to another shard.
             StorageError: The shard or its index is missing, or cannot be read.
         """
         return self._access.read_block(int(shard), int(block))
 
     def open_block(self, shard: int, block: int, buffers: Buffers) -> Block | ResidentBlock:
-        """Return a block to take samples from: as ``read_block``, or only opened, where single samples are read sooner.
+        """Return a block to take samples from.
 
-        ``buffers`` is what it is read into otherwise, if it is not compressed.
+        It is only opened if its samples are large and in the page cache, so that they are best read one by one.
+        Otherwise it is read as by ``read_block``, into memory of ``buffers`` if it is not compressed.
         """
         return self._access.open_block(int(shard), int(block), buffers)

@@ -1,4 +1,4 @@
-"""Blocks kept on this machine's disk, for the next epoch, and for all processes that are given the same folder.
+"""Blocks kept on this machine's disk, for the next epoch and for all processes that use the same folder.
 
 - Shared: all ranks, workers and runs of a machine that name the folder share it; it may be in memory, as
   ``/dev/shm/me``. For a block that is in it, no request is made. Blocks are known by their shard's SHA-256, so a
@@ -31,8 +31,8 @@ from shardkit.storage.base import format_bytes, parse_bytes
 from shardkit.storage.local import LocalStorage
 from shardkit.storage.safe_names import check_no_links
 
-_SHARE = 16  # this part of all is freed at once, where there is no room, so that the folder is listed seldom
-_RECOUNT = 600 * 10**9  # nanoseconds for which what was counted is believed: somebody may have deleted files
+_SHARE = 16  # a full cache frees a 16th of its size at once, so that the folder is seldom listed
+_RECOUNT = 600 * 10**9  # nanoseconds after which blocks are counted again: somebody may have deleted files
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _log = logging.getLogger("shardkit")
@@ -41,20 +41,20 @@ _warned: set[Path] = set()
 
 
 class BlockCache:
-    """Keeps those blocks that were used last, up to so many bytes, for all processes that use the same folder.
+    """Keeps blocks on disk, up to ``max_bytes``, for all processes that use the same folder.
 
-    What was used since this object was made, it does not throw out: where an epoch's blocks do not all fit, those
-    that come first stay, and are there in every epoch. To throw out what was used longest ago would be to throw out
-    what comes next.
+    Blocks that were used since this object was made are not deleted. If not all blocks of an epoch fit, the first ones
+    stay, and are found again in every epoch. Deleting the least recently used block would always delete the one that
+    is needed next.
 
-    Nothing is believed: what is got is to be checked, and to be dropped if it is wrong. Whatever goes wrong with the
-    disk is no error: nothing is got and nothing is kept then, which is said once.
+    Callers check every block that they get, and drop it if it is wrong. A disk that fails is no error: then no blocks
+    are found or kept, with one line in the log.
 
-    It may be shared by threads, and goes into other processes by fork and by spawn.
+    It may be shared by threads, and be sent to other processes by fork and by spawn.
 
     Args:
-        folder: Where they are kept; it is made if its parent is there. All is in a folder ``shardkit-cache`` in it.
-        max_bytes: How many bytes of the disk they may take, together with those that are being written.
+        folder: Where to keep blocks: in a subfolder ``shardkit-cache``. It is made if its parent exists.
+        max_bytes: How many bytes of the disk all blocks may take, with those that are being written.
 
     Raises:
         ArgumentError: The folder cannot have a cache.
@@ -82,12 +82,12 @@ class BlockCache:
             self._warn(error)
 
     def get(self, name: str, size: int, out: memoryview | None = None) -> bytes | memoryview | None:
-        """Return what is kept of a block; None if it is not there.
+        """Return a block, as it was put; None if it is not there.
 
         Args:
             name: Its name, from ``block_name``.
             size: How many bytes it has.
-            out: Where it is read to, and then returned; by default into memory of its own.
+            out: The memory to read it into, which is returned; by default new memory.
         """
         path = str(self._folder.path(name))
         data: bytes | memoryview
@@ -124,7 +124,7 @@ class BlockCache:
                 self._warn(error)
 
     def drop(self, name: str) -> None:
-        """Delete a block that has turned out to be wrong."""
+        """Delete a block that is wrong."""
         path = self._folder.path(name)
         _log.warning("%s: is damaged; it is deleted, and read anew where it comes from", path)
         with suppress(OSError, ArgumentError):
@@ -136,7 +136,7 @@ class BlockCache:
             with self._folder.locked() as usage:
                 if os.path.lexists(path) or not self._has_room(usage, room):
                     return
-                usage.add(room)  # first: who is killed is to have counted too much, and not too little
+                usage.add(room)  # first: a process that is killed must leave a count that is too high, never too low
                 try:
                     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 except BaseException:
@@ -145,7 +145,7 @@ class BlockCache:
                 stack.callback(os.close, descriptor)
                 stack.callback(self._remove, temporary, room)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(descriptor, len(data))  # whoever counts it, counts all of it
+                os.ftruncate(descriptor, len(data))  # so that others count its full size from now on
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
@@ -158,7 +158,7 @@ class BlockCache:
                     temporary.rename(path)
 
     def _remove(self, path: Path, room: int | None = None) -> None:
-        """Delete a file of ours, if it is there, and count it off: so many bytes, or what it has."""
+        """Delete a file of ours, if it is there, and take ``room`` off the count, by default the file's size."""
         if path.is_file():
             with self._folder.locked() as usage, suppress(FileNotFoundError):
                 status = path.lstat()
@@ -167,7 +167,7 @@ class BlockCache:
                     usage.add(-(room or room_of(status.st_size)))
 
     def _has_room(self, usage: Usage, room: int) -> bool:
-        """Return whether there is room, which is made if need be."""
+        """Return whether there is room for a block. Old blocks are deleted for it if need be."""
         if room > self._max_bytes:
             return False
         if usage.held + room > self._max_bytes:
@@ -183,7 +183,7 @@ class BlockCache:
         return False
 
     def _evict(self, usage: Usage, goal: int) -> None:
-        """Delete what was used longest ago, and not since this object was made, until no more than the goal is held."""
+        """Delete blocks until at most ``goal`` bytes are held: the oldest first, none used since this was made."""
         if usage.oldest >= self._opened and time.time_ns() - usage.counted < _RECOUNT:
             return
         for block in self._folder.count(usage):
@@ -204,15 +204,15 @@ class BlockCache:
 def open_cache(
     folder: str | os.PathLike[str] | None, max_bytes: int | str | None, *, block_bytes: float
 ) -> BlockCache | None:
-    """Return the cache that the arguments of a dataset mean, None for none.
+    """Return the cache that a dataset's arguments ask for, or None.
 
     Args:
         folder: ``cache=``.
         max_bytes: ``cache_bytes=``.
-        block_bytes: How large the dataset's blocks are.
+        block_bytes: The average size of the dataset's blocks.
 
     Raises:
-        ArgumentError: One is given without the other, no block fits in, or the folder cannot have a cache.
+        ArgumentError: One is given without the other, a block does not fit, or the folder cannot have a cache.
     """
     if folder is None and max_bytes is None:
         return None

@@ -1,15 +1,15 @@
-"""A folder that is a cache of blocks: whose it is, what is in it, and whose turn it is to change that.
+"""The folder of a cache of blocks: the files in it, how they are known as ours, and the lock for changing them.
 
 ::
 
     FOLDER/shardkit-cache/
-      CACHEDIR.TAG                  says that all of this is a cache, and ours, and how much there is; locked by who
-                                    adds or deletes something
+      CACHEDIR.TAG                  marks the folder as a cache of shardkit, and has its size; whoever adds or deletes
+                                    blocks locks it
       3f/3f...-0-1048576.none       a block as it lies in its shard: the shard's SHA-256, offset, size, compression
-      .shardkit-0123456789abcdef    a block that is being written; locked by who writes it
+      .shardkit-0123456789abcdef    a block that is being written; its writer locks it
 
-A process may be killed at any moment: the system lets go of its locks, and what it has counted is at least what it
-leaves behind. Blocks are not synced, as they are not believed.
+A process may be killed at any moment: the system releases its locks, and the size in the tag is never less than what is
+on the disk. Blocks are not synced, as readers check them.
 """
 
 import fcntl
@@ -39,9 +39,9 @@ _HEADER = b"""Signature: 8a477f597d28d172789f06886806bc55
 _COUNTS = re.compile(re.escape(_HEADER) + rb"# (\d{20}) bytes, used after (\d{20}), counted at (\d{20})\n")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"([0-9a-f]{64})-\d+-\d+\.(?:none|zst)")
-_PAGE = 4096  # disks and memory give room in pieces of this size
+_PAGE = 4096  # bytes: disks and memory allocate room in pages
 
-# The tag's lock is between processes, and would go along with a fork; so a fork waits for who holds it.
+# The tag's lock is between processes, and a fork would inherit it; so a fork waits until no thread holds it.
 _LOCK = threading.Lock()
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
@@ -63,13 +63,13 @@ class CachedBlock(NamedTuple):
 
 
 class Usage:
-    """What the tag says of a cache; whoever has one of these holds the lock. Times are nanoseconds since 1970.
+    """The numbers in the tag of a cache, while its lock is held. Times are nanoseconds since 1970.
 
     Attributes:
         held: How many bytes of the disk all blocks take, at most.
         oldest: No block was last used before this.
-        counted: When they were last counted.
-        is_known: Whether the tag says all that.
+        counted: When the blocks were last counted.
+        is_known: Whether the tag has these numbers.
     """
 
     def __init__(self, descriptor: int, text: bytes) -> None:
@@ -84,19 +84,19 @@ class Usage:
         self.save()
 
     def save(self) -> None:
-        """Write it into the tag, in one piece."""
+        """Write the numbers into the tag, in one piece."""
         counts = f"# {self.held:020} bytes, used after {self.oldest:020}, counted at {self.counted:020}\n"
         os.pwrite(self._descriptor, _HEADER + counts.encode(), 0)
 
 
 class CacheFolder:
-    """A cache's folder, which is made when something is to be written to it.
+    """A cache's folder. It is made when something is first written to it.
 
     Args:
         folder: What was passed as ``cache=``: the folder that it is in.
 
     Attributes:
-        root: The folder of which all is ours.
+        root: The cache's own folder; everything in it is ours.
 
     Raises:
         ArgumentError: It is on another machine.
@@ -127,7 +127,7 @@ class CacheFolder:
         """Keep all others from adding and deleting blocks.
 
         Raises:
-            ArgumentError: The folder is not ours, or is nowhere.
+            ArgumentError: The folder is not ours, or its parent does not exist.
             OSError: It cannot be written to.
         """
         with _LOCK:
@@ -170,7 +170,7 @@ class CacheFolder:
         )
 
     def blocks(self) -> Iterator[CachedBlock]:
-        """Yield all blocks: the files that have names as ``block_name`` gives them."""
+        """Yield all blocks: the files with names of ``block_name``."""
         for folder in _entries(self.root):
             if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
                 for file in _entries(folder):
@@ -181,7 +181,7 @@ class CacheFolder:
                             yield CachedBlock(status.st_mtime_ns, room_of(status.st_size), file.path, match[1])
 
     def count(self, usage: Usage) -> list[CachedBlock]:
-        """Count all that is there, and return the blocks, those that were used longest ago first."""
+        """Count all files, and return the blocks, the least recently used first."""
         blocks = sorted(self.blocks())
         usage.counted = time.time_ns()
         usage.held = sum(block.room for block in blocks)
@@ -210,7 +210,7 @@ class CacheFolder:
 
 
 def block_name(sha256: str, compression: str, offset: int, size: int) -> str:
-    """Return the name that a block has in every cache, wherever its shard lies.
+    """Return the name of a block, which is the same in every cache and wherever its shard lies.
 
     Args:
         sha256: The shard's, of the uncompressed tar.
@@ -228,7 +228,7 @@ def block_name(sha256: str, compression: str, offset: int, size: int) -> str:
 
 
 def room_of(size: int) -> int:
-    """Return how many bytes of the disk a file of so many bytes takes.
+    """Return how many bytes of the disk a file of ``size`` bytes takes.
 
     Example:
         >>> room_of(1), room_of(4096)
@@ -238,7 +238,7 @@ def room_of(size: int) -> int:
 
 
 def list_blocks(folder: str) -> list[CachedBlock]:
-    """Return the blocks of a cache, those that were used longest ago first.
+    """Return the blocks of a cache, the least recently used first.
 
     Args:
         folder: What was passed as ``cache=``.

@@ -1,4 +1,4 @@
-"""Parts of a block: which of its bytes are fetched where not all of its fields are wanted.
+"""Parts of a block: which byte ranges to fetch if not all of its fields are wanted.
 
 A request costs as much as 300 kB, which is what a connection brings in a round trip of 30 ms at 10 MB/s. Where leaving
 out unwanted fields saves more than that, a loader fetches parts of a block, and compares each field with its own
@@ -17,11 +17,11 @@ from shardkit.errors import ShardError
 from shardkit.order.plan import IntArray
 
 REQUEST_BYTES = 300_000
-"""What a request costs, in bytes: those that a connection brings in the time of a round trip, 30 ms at 10 MB/s.
+"""What a request costs, in bytes: as many as a connection transfers during a round trip, 30 ms at 10 MB/s.
 
-An epoch at that distance, of texts of 1 kB beside 300 kB each, takes 0.9 s and 0.2 MB in parts, 1.2 s and 64 MB whole;
-beside 1 MB, 0.3 s and 1.3 s; but beside 60 kB 4.3 s in parts and 1.2 s whole. Near servers have less to wait for, and
-computers more to do for each request; a disk reads as much while it seeks.
+Measured at that distance, an epoch of texts of 1 kB, each beside another field: beside 300 kB it takes 0.9 s and 0.2 MB
+in parts, 1.2 s and 64 MB whole; beside 1 MB 0.3 s and 1.3 s; but beside 60 kB 4.3 s in parts and 1.2 s whole. Nearer
+servers have shorter round trips, but each request costs more computing; a disk reads as many bytes during a seek.
 """
 
 
@@ -29,7 +29,7 @@ class FieldPlace(NamedTuple):
     """Where the data of a field of a sample lies.
 
     Attributes:
-        row: The number of the sample.
+        row: The number of the sample, as the caller counts.
         key: Its key.
         field: The field's name.
         offset: Where it begins in the uncompressed shard, in bytes.
@@ -60,17 +60,17 @@ class FieldPlace(NamedTuple):
 
 
 class Parts:
-    """The parts of a run of bytes that cover what is wanted, with what lies between where that is little.
+    """The byte ranges that cover all wanted pieces. Ranges with a small gap between them are one.
 
     Args:
         begins: Where each wanted piece begins: int64, (pieces,).
         ends: Where it ends.
-        gap: The most unwanted bytes that are fetched rather than make another request.
+        gap: The most unwanted bytes between two pieces that are fetched to save a request.
 
     Attributes:
         starts: Where each part begins: int64, (parts,), ascending.
         stops: Where it ends.
-        nbytes: How many bytes they have together.
+        nbytes: How many bytes all parts have together.
 
     Example:
         >>> parts = Parts(np.array([0, 40, 900]), np.array([10, 60, 950]), gap=100)
@@ -84,7 +84,7 @@ class Parts:
         is_some = ends > begins
         begins, ends = begins[is_some], ends[is_some]
         order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order])  # pieces may overlap in a stranger's index
+        begins, ends = begins[order], np.maximum.accumulate(ends[order])  # in a stranger's index pieces may overlap
         cuts = np.flatnonzero(begins[1:] - ends[:-1] > gap) + 1
         self.starts: IntArray = np.concatenate([begins[:1], begins[cuts]])
         self.stops: IntArray = np.concatenate([ends[cuts - 1], ends[-1:]])
@@ -93,11 +93,11 @@ class Parts:
         self.nbytes = int(sizes.sum())
 
     def pay(self, size: int) -> bool:
-        """Return whether fetching them instead of so many bytes saves at least as much as a request costs."""
+        """Return whether the parts are cheaper than one request of ``size`` bytes, by at least a request's cost."""
         return self.nbytes + len(self.starts) * REQUEST_BYTES <= size
 
     def places(self, begins: IntArray) -> IntArray:
-        """Return where pieces begin in the parts' bytes, laid end to end; anywhere for those that are empty."""
+        """Return where pieces begin in the bytes of all parts, laid end to end. Empty pieces may be anywhere."""
         if not len(self.starts):
             return np.zeros_like(begins)
         part = (self.starts.searchsorted(begins, side="right") - 1).clip(0)
@@ -106,7 +106,7 @@ class Parts:
 
 
 def member_bounds(members: Mapping[str, tuple[IntArray, ...]]) -> tuple[IntArray, IntArray]:
-    """Return where the data of all members that there are begins and ends in the shard: int64, (members,).
+    """Return where the data of all members begins and ends in the shard: int64, (members,).
 
     Args:
         members: For each field offset, size and more: int64, (samples,); negative where it is missing.

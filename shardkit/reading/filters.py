@@ -1,4 +1,4 @@
-"""A condition on index columns, or numbers, or a mask -> the samples selected, found before any shard is read."""
+"""A condition on index columns, or numbers, or a mask -> the selected samples, found before any shard is read."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,13 +30,13 @@ class Filter:
         where: An expression of ``pyarrow.compute``; or a list of conditions that are all to hold, as
             ``[("label", "==", 3), ("width", ">=", 224)]``; or a list of such lists of which one is to hold. Operators
             are ``== != < <= > >= in "not in"``. A condition on what is null selects nothing.
-        types: What it may be about: columns and their types.
+        types: The columns that it may use, and their types.
 
     Attributes:
-        needed: The columns that it is about.
+        needed: The columns that it uses.
 
     Raises:
-        ArgumentError: It is none of these, names other columns, or compares what cannot be compared.
+        ArgumentError: It is none of these, names other columns, or compares values that cannot be compared.
 
     Example:
         >>> import pyarrow as pa
@@ -63,7 +63,7 @@ class Filter:
         """Return the numbers of the rows that are selected, ascending: int64.
 
         Args:
-            rows: The columns that are ``needed``, but for those that a shard does not have; they are taken as null.
+            rows: The columns in ``needed``. One that is missing, as the shard does not have it, counts as null.
         """
         import pyarrow as pa
 
@@ -114,8 +114,8 @@ class Filter:
 def select_samples(where: Where, manifest: Manifest, indexes: Indexes) -> IntArray:
     """Return the numbers of a dataset's samples that a condition selects, in order: int64.
 
-    What the condition is about is read from the file of promoted columns; if that is more, or in format 1, from every
-    index.
+    If the condition uses promoted columns only, they are read from their own file; otherwise, and always in format 1,
+    from every index.
 
     Args:
         where: The condition.
@@ -148,14 +148,14 @@ def select_samples(where: Where, manifest: Manifest, indexes: Indexes) -> IntArr
 
 
 def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> IntArray:
-    """Return the numbers of samples that indices or a mask mean, ascending: int64.
+    """Return the numbers of the samples that indices or a mask select, ascending: int64.
 
     Args:
         indices: Numbers of samples, negative ones from the end; or a mask with True or False for each sample.
         count: How many samples there are.
 
     Raises:
-        ArgumentError: A sample is named twice or does not exist, or the mask has another length.
+        ArgumentError: A sample is given twice or does not exist, or the mask has another length.
 
     Example:
         >>> select_indices([4, 0, -2], 5).tolist()
@@ -199,7 +199,7 @@ def _parse(where: Where) -> "pc.Expression":
 
 
 def _types(manifest: Manifest, file: ColumnFile | None, indexes: Indexes) -> "dict[str, pa.DataType]":
-    """Return what a condition may be about: the promoted columns, the key, and the size of each field."""
+    """Return the columns that a condition may use: the promoted columns, the key, and the size of each field."""
     import pyarrow as pa
 
     types = {}
@@ -209,7 +209,7 @@ def _types(manifest: Manifest, file: ColumnFile | None, indexes: Indexes) -> "di
             continue
         try:
             types[name] = pa.type_for_alias(kind)
-        except ValueError:  # types that are made of others are only said in the indexes
+        except ValueError:  # nested types have no alias; only the indexes have them
             schema = indexes.open(0).schema if manifest.shards else pa.schema([])
             types[name] = schema.field(name).type if name in schema.names else pa.null()
     sizes = {f"{field}:size": pa.int64() for field in manifest.fields}

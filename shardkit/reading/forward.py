@@ -1,8 +1,8 @@
 """Shards -> samples: which shards a user means, and the samples of one shard, read strictly forward.
 
-A sample is what its members are in the tar: adjacent, with one key. Of a shard whose dataset has a manifest, every
-sample is compared with its row in the index before it is given out, and the number of samples with the manifest; so
-damage is found that a tar alone cannot show. Without a manifest, what a tar says of itself is all that there is.
+A sample is a run of adjacent members with one key. If the dataset has a manifest, every sample is compared with its row
+in the index before it is yielded, and the number of samples with the manifest. This finds damage that a tar alone
+cannot show. Without a manifest, only the tar's own checksums and rules are checked.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _logger = logging.getLogger("shardkit")
 
 _MAGIC = re.compile(r"[*?[]")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
-_MAX_NAMES = 1_000_000  # that a pattern stands for: a second, and a few hundred megabytes; a typing error has more
+_MAX_NAMES = 1_000_000  # of a pattern: a second, and a few hundred megabytes; a typing error makes more
 _MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: about a megabyte a field
 
 _ManifestReader: TypeAlias = Callable[[str], Manifest]
@@ -55,12 +55,12 @@ _Rows: TypeAlias = Iterator[tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardLocation:
-    """Where a shard is, and what its dataset says of it.
+    """Where a shard is, and what is known of it from its dataset.
 
     Attributes:
         url: The shard.
         shard: Its entry in the manifest; None if it was not found by one.
-        folder: The folder of the manifest that lists it; empty if there is none, and so no index that belongs to it.
+        folder: The folder of the manifest that lists it; empty if there is none, and so no index either.
         classes: Its dataset's class list; empty if that is not known.
         fields: Its dataset's fields; None if they are not known.
     """
@@ -78,23 +78,21 @@ def find_shards(
     *,
     allow_any_url: bool = False,
 ) -> list[ShardLocation]:
-    """Return the shards that a user means, in order. A shard that is named twice is there twice.
+    """Return the shards that a user means, in order. A shard that is named twice comes twice.
 
-    Shards on this machine that a manifest names are looked for, by one listing of each folder. Others are not: one that
-    does not exist is an error when it is read. A dataset that was packed without samples, as a split of few samples may
-    be, has none.
+    Shards of a manifest on this machine must exist: each folder is listed once. Other shards are not looked for: a
+    missing one is an error when it is read. The list is empty for a dataset without samples, as a small split may be.
 
     Args:
         urls: One of these, or several: a dataset's folder or its ``manifest.json``, whose shards are read with their
             indexes; a folder of tars without a manifest, sorted by name; the name of a shard; a brace pattern
             (``train-{000..127}.tar``); a pattern with ``*``, ``?`` or ``[...]``, sorted by name; ``-`` for standard
-            input. What exists under a name like a pattern is that, and no pattern.
+            input. A name that exists is not taken as a pattern.
         storage_options: Passed to the storage.
         allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
 
     Raises:
-        ArgumentError: A URL is no text, or has a scheme that cannot be read, a pattern is malformed, or there are no
-            URLs.
+        ArgumentError: A URL is not text or has an unknown scheme, a pattern is malformed, or there are no URLs.
         DatasetError: Nothing is found, or a manifest is not usable.
         IncompleteDatasetError: Shards or indexes that a manifest names are missing.
         UnfinishedDatasetError: A folder is being written, or its writer was killed.
@@ -149,13 +147,13 @@ def _find(storage: Storage, url: str, read: _ManifestReader) -> list[ShardLocati
         names = storage.list(url)
     except NotADirectoryError:
         return [ShardLocation(url)]
-    except NoListingError:  # only a manifest says what is there
+    except NoListingError:  # only a manifest can name the shards
         return _from_manifest(storage, read(url))
     return _find_in_folder(storage, url, names, read)
 
 
 def _is_pattern(url: str) -> bool:
-    """Return whether there are wildcards in a URL; in a web address ``?`` and ``[]`` are none."""
+    """Return whether a URL has wildcards. In a web address only ``*`` is one, before the query."""
     return "*" in url.partition("?")[0] if is_web(url) else _MAGIC.search(url) is not None
 
 
@@ -220,26 +218,26 @@ def read_shard(
     max_member_bytes: int = MAX_MEMBER_BYTES,
     storage_options: Mapping[str, object] | None = None,
 ) -> Generator[Sample, None, None]:
-    """Yield the samples of one shard, whole and in order, and raise unless the shard is whole up to its end.
+    """Yield the samples of one shard, complete and in order; raise if the shard is damaged or ends too early.
 
-    Damage is found when it is reached: a shard is known to be whole only when the iterator has ended by itself. One
-    sample is held at a time. The shard is closed when the iterator ends, also by an exception or by ``close()``.
+    Damage is found when it is reached: a shard is known to be whole only when the iterator has ended without an error.
+    One sample is in memory at a time. The shard is closed when the iterator ends, also by an error or by ``close()``.
 
     Args:
         location: The shard, from ``find_shards``.
-        selection: What is read. Fields that it does not want are left out, and on uncompressed local files large ones
-            are not read. It does not rename or miss anything yet: that is ``selection.pick``.
-        max_member_bytes: The largest member that is accepted, wanted or not.
+        selection: The fields to read. Others are left out, and large ones are not read from uncompressed local files.
+            Fields keep their own names, and a missing one is no error here: ``selection.pick`` comes later.
+        max_member_bytes: The largest member that is accepted, also of fields that are left out.
         storage_options: Passed to the storage.
 
     Yields:
         Samples with ``__key__``, ``__url__`` and the bytes of their fields, in the order of the shard.
 
     Raises:
-        ShardError: The shard is damaged, has a field twice in one sample, or is not what its index says. The samples
-            yielded before are whole.
+        ShardError: The shard is damaged, has a field twice in one sample, or does not match its index. The samples
+            yielded before are complete.
         DatasetError: The index is damaged, or belongs to another shard.
-        StorageError: The shard, or the index that its manifest promises, is missing or cannot be read.
+        StorageError: The shard, or the index that its manifest lists, is missing or cannot be read.
     """
     storage = storage_for(location.url, storage_options)
     if not is_remote(location.url):
@@ -277,10 +275,10 @@ def _read_once(
 def _group(  # noqa: C901 - the hot loop: a call for every member would cost a tenth
     members: Iterator[Member], url: str, check: "Callable[[Sample | None, int, dict[str, Member]], None] | None"
 ) -> Iterator[Sample]:
-    """Yield samples of adjacent members with one key; the last when ``members`` has found the end of the archive."""
+    """Yield samples of adjacent members with one key. The last comes only after the end-of-archive mark was read."""
     current = None
     sample: Sample = {}
-    seen: dict[str, Member] = {}  # the sample's members by field, where there is a use for them
+    seen: dict[str, Member] = {}  # the sample's members by field: those not read, or all if they are to be checked
     begin = 0
     known: dict[str, str] = {}  # fields by what follows the key: the same for most samples, and quicker than the rules
     for member in members:
@@ -337,7 +335,7 @@ def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
 def _checker(
     storage: Storage, location: ShardLocation, shard: Shard, selection: FieldSelection
 ) -> "Callable[[Sample | None, int, dict[str, Member]], None]":
-    """Return what compares each sample with its row, and with None, the end of the shard with the end of the rows."""
+    """Return a function that compares each sample with its row; called with None, the shard must be at its end."""
     index = open_index(storage, location.folder, shard)
     fields = [field for field in index.facts.fields if selection.wants(field)]
     rows = _rows(index, fields)

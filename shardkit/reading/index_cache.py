@@ -1,7 +1,7 @@
-"""What the indexes of a dataset's shards say: read when it is first needed, once, and kept within bounds.
+"""The indexes of a dataset's shards: read when they are first needed, once, and kept within a memory bound.
 
-So a dataset of any size opens at once and stays small. Threads and forked processes may share it; a pickle of it has
-nothing of what is kept.
+So a dataset of any size opens quickly and takes little memory. Threads and forked processes may share what is here. A
+pickle of it has none of the cached data.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 BLOCK_TABLE_BYTES = 64_000_000
-"""The most bytes of block tables that are kept: of 1.5 million blocks."""
+"""The most bytes of block tables that are kept: enough for 1.5 million blocks."""
 ROW_BYTES = 128_000_000
-"""The most bytes of indexes' rows that are kept: of some 2 million samples with two fields."""
+"""The most bytes of indexes' rows that are kept: enough for about 2 million samples with two fields."""
 
-_MAX_FRAME_BYTES = 1 << 32  # what a seek table can say of a frame
-_OBJECT_BYTES = 700  # what the objects around some arrays take (sys.getsizeof, CPython 3.11)
+_MAX_FRAME_BYTES = 1 << 32  # the format of a seek table has 32 bits for the size of a frame
+_OBJECT_BYTES = 700  # of the Python objects that hold the arrays (sys.getsizeof, CPython 3.11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ShardBlocks:
 
     Attributes:
         table: Where they lie.
-        in_parts: Of which blocks to fetch only what is wanted of them: bool, (blocks,); empty for none.
+        in_parts: Whether to fetch only the wanted fields of each block: bool, (blocks,); empty if of none.
     """
 
     table: BlockTable
@@ -74,8 +74,8 @@ class Indexes:
 
     Args:
         manifest: The dataset.
-        storage: What they are read by.
-        fields: The fields that may be asked for; others are not looked for.
+        storage: Reads them.
+        fields: The fields that may be asked for; others are not read.
         columns: The index columns that may be asked for.
         has_parts: Whether blocks may be fetched in parts.
     """
@@ -105,7 +105,7 @@ class Indexes:
         """Open a shard's index, compared with the manifest.
 
         Raises:
-            DatasetError: It is damaged, or is another shard's.
+            DatasetError: It is damaged, or belongs to another shard.
             StorageError: It is missing, or cannot be read.
         """
         index = open_index(self.storage, self._manifest.url, self._manifest.shards[shard])
@@ -122,14 +122,14 @@ class Indexes:
         """Return where a shard's blocks lie.
 
         Raises:
-            DatasetError: The index is damaged or another shard's, or the shard's blocks cannot be read on their own.
+            DatasetError: The index is damaged or belongs to another shard, or the shard cannot be read by blocks.
             ShardError: The shard has another size than the manifest says.
             StorageError: The shard or its index is missing, or cannot be read.
         """
         return self._read_once(self._blocks, shard, lambda: self._read_blocks(shard, None))
 
     def _read_once(self, kept: BoundedCache[V], place: Hashable, read: Callable[[], V]) -> V:
-        """Return what is kept, or read it once for all threads that want it, those too that come late."""
+        """Return what is kept, or read it once for all threads that want it, also those that come just afterwards."""
         return kept.get(place) or self._reading.do(place, lambda: kept.get(place) or read())
 
     def _read_blocks(self, shard: int, index: ShardIndex | None) -> ShardBlocks:
@@ -144,7 +144,7 @@ class Indexes:
         return blocks
 
     def _find_parts(self, shard: int, table: BlockTable, index: ShardIndex | None) -> npt.NDArray[np.bool_]:
-        """Return which blocks to fetch in parts: those of which that saves as much as a request costs."""
+        """Return which blocks to fetch in parts: those where it saves at least the cost of a request."""
         entry = self._manifest.shards[shard]
         if not self._has_parts or entry.compression != "none" or not entry.samples:
             return np.zeros(0, dtype=np.bool_)
@@ -160,12 +160,12 @@ class Indexes:
             in_parts[number] = Parts(*bounds, gap=REQUEST_BYTES).pay(int(table.size[number]))
         if not in_parts.any():
             return np.zeros(0, dtype=np.bool_)
-        for group, found in enumerate(groups):  # they are needed at once
+        for group, found in enumerate(groups):  # the blocks' rows are needed next
             self._rows.put((shard, group), found, found.nbytes)
         return in_parts
 
     def _check_table(self, shard: int, table: BlockTable, index_url: str) -> None:
-        """Check that blocks lie within their shard before their sizes are believed."""
+        """Check that blocks lie within their shard, before memory is taken for their sizes."""
         entry, url = self._manifest.shards[shard], self.url(shard)
         if len(table.stored_offset) != len(table):
             raise cannot_read_blocks(self._manifest.url, url, entry.compression)
@@ -188,7 +188,7 @@ class Indexes:
                 url=index_url,
             )
         if is_remote(url):
-            return  # the blocks' checksums say as much, and it would be a request for each shard
+            return  # blocks have checksums anyway, and this would be one more request for each shard
         size = self.storage.info(url).size
         if size != entry.file_size:
             kind = TruncatedShardError if size < entry.file_size else ShardError
@@ -214,7 +214,7 @@ class Indexes:
 
     def _find_rows(self, shard: int, group: int) -> Rows:
         index = self.open(shard)
-        if self._blocks.get(shard) is None:  # who wants a row wants to know where its block is
+        if self._blocks.get(shard) is None:  # the row's block is asked for next, and the index is open now
             self._read_blocks(shard, index)
         rows = self._rows.get((shard, group)) or self._read_rows(index, group)
         self._rows.put((shard, group), rows, rows.nbytes)
@@ -241,7 +241,7 @@ class Indexes:
         return key
 
     def members(self, shard: int, start: int, stop: int) -> tuple[list[str], dict[str, tuple[IntArray, ...]]]:
-        """Return the keys of some samples of a shard, and for each field offset, size and CRC-32, as ``Rows`` has them.
+        """Return the keys of some samples of a shard, and for each field offset, size and CRC-32, as in ``Rows``.
 
         Raises as ``rows`` does.
         """
@@ -274,7 +274,7 @@ class Indexes:
 
 
 def cannot_read_blocks(folder: str, url: str, compression: str) -> DatasetError:
-    """Return the error that says what to do with shards that can only be read from their beginning."""
+    """Return the error for a shard that can only be read from its beginning, with what to do."""
     return DatasetError(
         f"shard {url}: is {compression} without frames of its blocks, so it cannot be read sample by sample; "
         f"'shardkit pack {folder} NEW_FOLDER --kind shards' makes shards that can be, and ShardStream reads these",
@@ -283,12 +283,12 @@ def cannot_read_blocks(folder: str, url: str, compression: str) -> DatasetError:
 
 
 def damaged_index(url: str, problem: str) -> DatasetError:
-    """Return the error for an index that is not what it should be."""
+    """Return the error for a damaged index."""
     return DatasetError(f"{url}: is damaged ({problem}); make it again with 'shardkit index'", url=url)
 
 
 def _integers(column: Any) -> IntArray:
-    """Return a column as int64, with -1 for null. Unlike pyarrow's own ways, this does not import pandas, for 0.1 s.
+    """Return a column as int64, with -1 for null. pyarrow's own conversion would import pandas, which takes 0.1 s.
 
     Example:
         >>> import pyarrow as pa
@@ -308,7 +308,7 @@ def _integers(column: Any) -> IntArray:
 
 
 def _joined(members: Sequence[dict[str, tuple[IntArray, ...]]]) -> dict[str, tuple[IntArray, ...]]:
-    """Return the members of all rows, one after the other."""
+    """Return the members of several groups of rows as one."""
     if len(members) == 1:
         return members[0]
     return {

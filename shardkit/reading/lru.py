@@ -1,4 +1,4 @@
-"""What was read last, kept in memory within bounds, and read once for all who want it at the same time."""
+"""The values used last, kept within a memory bound; and work that is done once for all threads that ask for it."""
 
 import os
 import threading
@@ -10,15 +10,18 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 V = TypeVar("V")
 
-# Guards all caches, for the moment of a look or an entry. A fork waits for it, so that no child inherits it locked.
+# Guards all caches, during one look-up or entry. A fork waits for it, so that no child inherits it locked.
 _LOCK = threading.Lock()
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 
 class BoundedCache(Generic[V]):
-    """Keeps the values that were asked for last, up to so many bytes.
+    """Keeps the values that were asked for last, up to ``max_bytes``.
 
-    Threads and forked processes may share it; its pickle is empty.
+    Threads and forked processes may share it. A pickle of it is empty.
+
+    Attributes:
+        nbytes: How many bytes all values take.
 
     Example:
         >>> cache = BoundedCache(10)
@@ -59,9 +62,9 @@ class BoundedCache(Generic[V]):
 
 
 class SharedWork:
-    """Does a piece of work once for all threads that want it at the same time; its error is everybody's, too.
+    """Does a piece of work once for all threads that ask for it at the same time. All of them get its error, too.
 
-    A forked process begins with none, and so does a pickle.
+    A forked process, or a pickle, starts without any work under way.
 
     Example:
         >>> SharedWork().do("a", lambda: 3)
@@ -72,13 +75,13 @@ class SharedWork:
         self._running: dict[Hashable, Future[Any]] = {}
 
     def do(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Return what the work returns that somebody does under this key, or do it."""
+        """Return the result of the work that is under way under this key; if there is none, do ``work``."""
         place = os.getpid(), key
         own: Future[T] = Future()
         while (future := self._running.setdefault(place, own)) is not own:
             try:
                 result: T = future.result()
-            except CancelledError:  # who did it was interrupted
+            except CancelledError:  # the thread that did it was interrupted
                 continue
             return result
         try:
@@ -88,7 +91,7 @@ class SharedWork:
             raise
         finally:
             self._running.pop(place)
-            own.cancel()  # nothing happens if it is done
+            own.cancel()  # no effect if it is done
         return own.result()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

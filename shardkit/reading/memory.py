@@ -1,6 +1,6 @@
-"""Memory that is used again as soon as nobody refers to it any more.
+"""Memory that is used again as soon as nothing refers to it any more.
 
-The system clears new memory page by page when it is first touched, which takes longer than reading a file into it.
+The system clears new memory page by page on first use, which takes longer than reading a file into it.
 """
 
 import itertools
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     import torch
 
 _NUMBERS = itertools.count(1)
-_KEPT_BYTES = 32_000_000  # glibc takes notice of up to 32 MiB
-_FRACTION = 4  # buffers are larger than what is asked for by a sixteenth at most (2 ** -4)
+_KEPT_BYTES = 32_000_000  # glibc adapts its threshold to freed values of up to 32 MiB
+_FRACTION = 4  # buffers are at most a sixteenth (2 ** -4) larger than asked for
 
 
 class Buffers:
     """Arrays of bytes, whose memory is used again when neither they nor any view of them exist. Threads may share it.
 
-    Views are whatever keeps an array alive: slices, memoryviews, tensors made of it. So there is no moment at which a
-    result stops being valid.
+    A view is anything that keeps an array alive: a slice, a memoryview, a tensor made of it. So arrays and views stay
+    valid as long as they exist.
 
     Args:
-        kept_bytes: How much memory is kept for later, beside what is in use, at most.
+        kept_bytes: How much memory is kept for later at most, beside the memory in use.
 
     Example:
         >>> buffers = Buffers(1_000_000)
@@ -48,12 +48,12 @@ class Buffers:
         self._kept_bytes = kept_bytes
         self._free: defaultdict[int, deque[bytearray | SharedMemory]] = defaultdict(deque)
         self._lock = threading.Lock()
-        # Memory is given back wherever its last user lets go of it, perhaps by the thread that holds the lock. So that
-        # happens without it, in steps that are atomic.
+        # Memory comes back where its last view ends, perhaps in the thread that holds the lock. So it is given back
+        # without the lock, in atomic steps.
         self._users: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return an array of so many bytes, whose content is arbitrary."""
+        """Return an array of ``nbytes`` bytes. Its content is arbitrary."""
         capacity = _capacity(nbytes)
         with self._lock:
             free = self._free[capacity]
@@ -62,7 +62,7 @@ class Buffers:
             except IndexError:
                 memory = self._allocate(capacity)
                 self._drop_surplus()
-        # NumPy makes a view refer to this array, and not to what it is a view of, because that is no array.
+        # Views of this array refer to it, and not to the memory below, as NumPy only skips bases that are arrays.
         array = np.frombuffer(memory, dtype=np.uint8, count=nbytes)
         users, number = self._users, id(memory)
 
@@ -87,21 +87,21 @@ class Buffers:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of values that are freed, for the next ones.
+    """Let the C library keep the memory of freed values for the next ones.
 
-    glibc gives it back to the system with every value of more than some 100 KB, and has it cleared when it is needed
-    again, until a program has freed something larger for once: from then on it keeps up to twice as much as that was.
+    At first, glibc returns the memory of every freed value of more than about 100 KB to the system, which clears it
+    when it is needed again. Once a program has freed a larger value, glibc keeps up to twice the size of that.
     """
     bytearray(_KEPT_BYTES)
 
 
 class SharedMemory(mmap.mmap):
-    """Memory that another process can map, once it is sent the file descriptor. It has no name and leaves no trace.
+    """Memory that another process can map when it is sent the file descriptor. It has no name and leaves no file.
 
-    It counts as this process's memory; it is not limited by the size of /dev/shm.
+    It counts as this process's memory, and is not limited by the size of /dev/shm.
 
     Attributes:
-        number: Another one for each that this process makes; 0 if another process has made it.
+        number: Its number among all that this process has made; 0 if another process has made it.
         descriptor: The file descriptor, which is closed with the memory.
     """
 
@@ -109,7 +109,7 @@ class SharedMemory(mmap.mmap):
     descriptor: int
 
     def __new__(cls, descriptor: int, nbytes: int, number: int) -> Self:
-        """Map what a descriptor stands for."""
+        """Map the file of a descriptor."""
         memory = super().__new__(cls, descriptor, nbytes)
         memory.number = number
         memory.descriptor = descriptor
@@ -132,9 +132,9 @@ class SharedBuffers(Buffers):
 
 
 def take_tensor(buffers: Buffers, nbytes: int) -> "torch.Tensor":
-    """Return uint8, (nbytes,), that nobody uses: from the buffers, or, where there is a GPU, pinned memory of torch's.
+    """Return unused memory: uint8, (nbytes,). It is of the buffers, or, if there is a GPU, pinned memory of torch.
 
-    torch uses that again, too, but not before copies to the GPU have ended.
+    torch uses pinned memory again, too, but only when copies to the GPU have ended.
     """
     import torch
 
@@ -151,7 +151,7 @@ def shared_memory(array: npt.NDArray[np.uint8]) -> SharedMemory | None:
 
 
 def _capacity(nbytes: int) -> int:
-    """Return the size of the buffer that is taken for a request.
+    """Return the size of the buffer for a request of ``nbytes``.
 
     Example:
         >>> _capacity(1000), _capacity(1_000_001), _capacity(0)

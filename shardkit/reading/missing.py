@@ -1,4 +1,4 @@
-"""Shards and indexes that are not there: all of them at once, when a dataset on this machine's disks is opened."""
+"""Shards and indexes that are missing: found all at once, when a dataset on this machine is opened."""
 
 import errno
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from shardkit.storage.base import STDIN, Storage, is_remote, join
 from shardkit.storage.local import local_path
 from shardkit.storage.safe_names import fold
 
-_NAMED = 5  # in a message; a program finds all in the error
+_NAMED = 5  # in a message; the error has all of them as an attribute
 
 
 def check_present(storage: Storage, manifest: Manifest) -> None:
-    """Check that the shards and indexes of a dataset are there, by one listing of each folder on this machine.
+    """Check that the shards and indexes of a dataset exist, by one listing of each folder on this machine.
 
-    Files elsewhere are not looked for: they are missed when they are read.
+    Files elsewhere are not looked for: a missing one is an error when it is read.
 
     Raises:
         IncompleteDatasetError: Some are missing.
@@ -43,11 +43,11 @@ def check_present(storage: Storage, manifest: Manifest) -> None:
 
 
 def check_streamed(storage: Storage, urls: object, shards: Sequence[str]) -> None:
-    """Check that several shards on this machine of which no manifest is known are there, likewise.
+    """Check in the same way that several shards without a manifest exist. A single one is not looked for.
 
     Args:
         storage: Serves them.
-        urls: What the user called them.
+        urls: What the user wrote, for the message.
         shards: Their URLs.
 
     Raises:
@@ -70,7 +70,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _missing(storage: Storage, base: str, names: Sequence[str], lists: dict[str, frozenset[str] | None]) -> list[str]:
-    """Return which of some files are not there, as far as that is known from what their folders list."""
+    """Return which files are missing in the listings of their folders."""
     missing = []
     for name in names:
         if name == STDIN:
@@ -89,7 +89,7 @@ def _missing(storage: Storage, base: str, names: Sequence[str], lists: dict[str,
 
 
 def _list(storage: Storage, folder: str) -> frozenset[str] | None:
-    """Return the names in a folder; None if nobody knows."""
+    """Return the names in a folder; None if it cannot be listed."""
     if is_remote(folder):
         return None
     try:

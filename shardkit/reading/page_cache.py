@@ -1,8 +1,8 @@
-"""Blocks that the system holds in memory already: their samples are read one by one, when they are asked for.
+"""Blocks that are in the page cache of the system: their samples are read one by one, when they are asked for.
 
-A block that comes from a disk or from far away is read long before it is needed, and held. For one that the system
-holds in memory, that would be a second copy, made of cold memory and into cold memory. Of large samples each is
-therefore copied once, where and when it is needed, and compared with its own checksum.
+A block on a disk or a server is read long before it is needed, and held. For one in the page cache that would be a
+second copy, between memory that is in no processor's cache. Instead, each large sample is copied once, where and when
+it is needed, and compared with its own checksum.
 """
 
 import os
@@ -21,7 +21,7 @@ _PROBES = 4  # places in a block that are looked at
 
 
 class OpenFile:
-    """A local file, open for reading until nobody has it any more.
+    """A local file, open for reading until nothing refers to this object any more.
 
     Args:
         url: The file.
@@ -44,7 +44,7 @@ class OpenFile:
             os.close(self.descriptor)
 
     def is_resident(self, start: int, size: int) -> bool:
-        """Return whether the system seems to hold a part of the file in memory; False where it does not say."""
+        """Return whether a part of the file seems to be in the page cache; False if the system cannot tell."""
         try:
             for i in range(_PROBES):
                 at = start + i * (size - 1) // (_PROBES - 1)
@@ -59,8 +59,8 @@ class ResidentBlock:
     """The samples of a block, read when they are asked for. Threads may share it.
 
     Args:
-        open_file: Returns the shard. It is called for each sample, so that no more are open than it allows.
-        read: Reads the data of a field again that is not what it should be; it knows what to raise.
+        open_file: Returns the shard. It is called for each sample, so that it bounds how many files are open.
+        read: Reads the data of a field again if it was wrong, and raises if it still is.
         keys: The samples' keys.
         members: For each field, offset, size and CRC-32 of its data: int64, (samples,); -1 where it is missing.
         url: The shard.
@@ -84,7 +84,7 @@ class ResidentBlock:
         self._keys = keys
         self._fields = [(field, *(array.tolist() for array in arrays)) for field, arrays in members.items()]
         offsets = np.reshape([arrays[0] for arrays in members.values()], (len(members), len(keys)))
-        self._orders = np.argsort(offsets, axis=0).T.tolist()  # of each sample's fields: as they lie
+        self._orders = np.argsort(offsets, axis=0).T.tolist()  # of each sample's fields, in the shard
         self._url = url
         self._columns = columns or {}
 
@@ -104,8 +104,8 @@ class ResidentBlock:
             try:
                 data = os.pread(file.descriptor, sizes[row], offset)
             except OSError:
-                data = b""  # what reads it again knows what to raise
-            if crc32(data) != checksums[row] or len(data) != sizes[row]:  # nothing at all has a CRC-32 too, which is 0
+                data = b""  # it is read again below, with the right error
+            if crc32(data) != checksums[row] or len(data) != sizes[row]:  # a CRC-32 of 0 is also that of no bytes
                 data = self._read(FieldPlace(row, self._keys[row], field, offset, sizes[row], checksums[row]))
             sample[field] = data
         if self._columns:
