@@ -1,4 +1,4 @@
-"""For the tests of whoever trains: that a loader resumes anywhere."""
+"""For your own tests: a check that a loader resumes anywhere."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ _END = object()
 
 
 class ResumableLoader(Protocol):
-    """What is iterated over, an epoch at a time, and says where it is: a ``ShardLoader``, a ``StatefulDataLoader``."""
+    """A loader of which each ``iter()`` is an epoch, and which has a state: ``ShardLoader``, ``StatefulDataLoader``."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on in the one that was loaded."""
+        """Begin the next epoch, or resume the one of a loaded state."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return where it is."""
+        """Return the loader's place."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Let the next ``iter()`` go on there."""
+        """Let the next ``iter()`` resume there."""
         ...
 
 
@@ -42,23 +42,23 @@ def assert_resumes_anywhere(
     epochs: int = 2,
     max_stops: int = 64,
 ) -> None:
-    """Check that a loader that is stopped between any two batches, and resumed in a new one, goes on exactly there.
+    """Check that a loader that is stopped between any two batches, and resumed in a new one, resumes exactly there.
 
-    An undisturbed loader says what is expected. Then others are stopped before they begin, after 0, 1, 2, ... batches,
-    also after the last one before the epoch's end is noticed and after that, and left; each state goes through JSON
-    into a new loader, which must give what remains of that epoch and all of the epochs after it, the same values in the
-    same order. Such ones are stopped again after their first batch, and what remains of the epoch must come once more.
+    A loader that is not stopped gives the expected batches. Then other loaders are stopped: before they begin; after 0,
+    1, 2, ... batches; after the last batch, before and after the end of the epoch is noticed. Each state goes through
+    JSON into a new loader, which must give the rest of that epoch and all epochs after it: the same values in the same
+    order. Resumed loaders are stopped again after their first batch, and resumed once more.
 
     Args:
-        make_loader: Returns a new loader, always of the same kind.
-        resume_with: Returns the loaders that go on, if they are to be of another kind: with other workers, or another
-            batch size. Where batches may be cut elsewhere, the samples' keys (``__key__``) are compared, in order.
-        epochs: How many epochs are gone through, at least 1.
-        max_stops: How many places to stop at are tried. Where there are more, some are, spread by a fixed hash, the
-            first and the last always.
+        make_loader: Returns a new loader, always with the same settings.
+        resume_with: Returns the loaders that resume, if these must have other settings: other workers, or another batch
+            size. Then only the samples' keys (``__key__``) are compared, in order.
+        epochs: How many epochs are compared, at least 1.
+        max_stops: How many stops are tried at most. If there are more, they are chosen by a fixed hash, with the first
+            and the last among them.
 
     Raises:
-        AssertionError: It does not. The message says where it was stopped and what came instead.
+        AssertionError: The loader does not resume there. The message says where it was stopped and what came instead.
         ArgumentError: An argument is out of range.
 
     Example:
@@ -103,7 +103,7 @@ class _Stopped(NamedTuple):
 
 
 def _stop(loader: ResumableLoader, expected: list[list[Any]], epoch: int, count: int | None) -> _Stopped:
-    """Stop a new loader after so many batches of an epoch, None for before it begins; it must go on undisturbed."""
+    """Stop a new loader after ``count`` batches of an epoch, or with None before it begins; then let it go on."""
     for _ in range(epoch):
         for _ in loader:
             pass
@@ -124,7 +124,7 @@ def _stop(loader: ResumableLoader, expected: list[list[Any]], epoch: int, count:
 
 
 def _through_json(state: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what JSON makes of a state, which must be the same."""
+    """Return a state that went through JSON. It must be the same."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:

@@ -2,15 +2,15 @@
 
 The modules, in the order of a sample's way::
 
-    loader         batches for a training loop, resumable between any two
+    loader         batches for a training loop, which resumes after any of them
     sampler        the order of an epoch for a stock DataLoader
     stream         shards -> samples for training, forward only
-    epochs         which epoch a pass over a stream is
+    epochs         the number of each pass over a stream, shared by worker processes
     collate        samples -> one batch
     columnar       blocks of small samples -> batches, without a loop over samples
-    batch_memory   the memory of a batch, written to row by row
+    batch_memory   the memory of a batch, which is filled row by row
     rows           the bytes of a sample -> a row of a batch, in threads or processes
-    threads        small tasks, done in threads that end
-    fetch          blocks, ahead of time and in order
-    engine         the blocks of an epoch, fetched ahead -> its batches, in order
+    threads        threads for small tasks, which end with the program
+    fetch          blocks, read ahead in the order of the epoch
+    engine         the blocks of an epoch, read ahead -> its batches, in order
 """

@@ -1,6 +1,7 @@
-"""The memory of a batch: rows are written where they belong, so that a batch is complete with its last row.
+"""The memory of a batch: each row is written to its place, so that a batch is complete with its last row.
 
-What a batch will look like is known from the one before. Whatever turns out otherwise is put together at the end.
+The fields, shapes and types are expected to be those of the batch before. Values that are different are collated when
+all rows are made.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,18 +19,18 @@ from shardkit.sample import FieldSelection
 if TYPE_CHECKING:
     import torch
 
-_ALIGNMENT = 64  # bytes, of a column: what vector instructions like
-_LEAST_BYTES = 256  # of a value that is worth a place of its own: smaller ones are put together in no time
+_ALIGNMENT = 64  # bytes, of a column: a cache line, for vector instructions
+_LEAST_BYTES = 256  # of a value that gets a place in the batch's memory: collating smaller ones takes no time
 
 
 class Placed(Enum):
-    """Stands for a value that is in its batch's memory."""
+    """The placeholder for a value that is in its batch's memory."""
 
     IN_SLAB = 0
 
 
 class Column(NamedTuple):
-    """What a field of all rows of a batch is like.
+    """The shape and type that a field has in all rows of a batch.
 
     Attributes:
         shape: The shape of a value.
@@ -48,13 +49,13 @@ class Column(NamedTuple):
 
 
 class Slab:
-    """The memory of a batch, a column a field.
+    """The memory of a batch: one column for each field.
 
     Args:
-        columns: What the fields are like.
+        columns: The shape and type of each field.
         rows: How many rows there is room for.
-        memory: uint8, (``nbytes``,) or more; its content does not matter.
-        shared: What another process needs to know of the memory to write there, if it can.
+        memory: uint8, (``nbytes``,) or more, with any content.
+        shared: The same memory, for other processes to map; None if they cannot.
 
     Attributes:
         columns: As given.
@@ -88,11 +89,11 @@ class Slab:
         return sum(size + -size % _ALIGNMENT for size in (rows * column.nbytes for column in columns.values()))
 
     def row(self, i: int) -> dict[str, npt.NDArray[Any]]:
-        """Return where the values of a row belong."""
+        """Return the places of a row's values."""
         return {name: array[i] for name, array in self._arrays.items()}
 
     def put(self, value: Any, row: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Return what a transform returned, with those of its values left out that are in the row now."""
+        """Write a transform's values to a row, and return the value with placeholders for those that fit there."""
         if not isinstance(value, Mapping):
             return value
         placed: dict[str, Any] = {}
@@ -114,13 +115,13 @@ class Slab:
         return torch.from_numpy(array) if self.columns[name].is_tensor else array
 
     def tensor(self, name: str, rows: Sequence[int]) -> "torch.Tensor":
-        """Return the values of a field in some rows, in the slab's memory if they are all that there are."""
+        """Return the values of a field in some rows: in the slab's memory if these are all rows, else a copy."""
         import torch
 
         array, start = self._arrays[name], self._starts[name]
         if len(rows) < self.rows:
             return torch.from_numpy(array[list(rows)])
-        # A view of the memory as torch knows it: pinned memory stays in use until copies to a GPU have ended.
+        # A view of torch's own tensor: so torch keeps pinned memory in use until copies to a GPU have ended.
         dtype = torch.from_numpy(array[:0]).dtype
         return self._memory[start : start + array.nbytes].view(dtype).view(array.shape)
 
@@ -130,8 +131,8 @@ class BatchMaker:
 
     Args:
         selection: Which fields were picked.
-        collate_fn: What makes the batches instead of ``batches.collate``; then they have no slabs.
-        buffers: The memory for slabs, if it is not pinned for a GPU.
+        collate_fn: Makes the batches instead of ``collate``; then they have no slabs.
+        buffers: The memory for slabs, unless that is pinned for a GPU.
     """
 
     def __init__(
@@ -148,11 +149,11 @@ class BatchMaker:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the last slab that was asked for, about; at least 1."""
+        """The approximate size in bytes of the last slab that was asked for; at least 1."""
         return max(1, Slab.nbytes(self._columns, self._rows))
 
     def slab(self, rows: int) -> Slab | None:
-        """Return the memory for a batch, if something is known of it."""
+        """Return the memory for a batch; None if the fields of a batch are not known yet, or have no place there."""
         import torch
 
         columns, self._rows = self._columns, rows
@@ -165,20 +166,20 @@ class BatchMaker:
         return Slab(columns, rows, take_tensor(self._buffers, nbytes))
 
     def batch(self, values: list[Any], slab: Slab | None, kept: Sequence[int]) -> Any:
-        """Return a batch; None if it has no rows and ``collate_fn`` does not say what that is.
+        """Return a batch; None if it has no rows and there is no ``collate_fn``.
 
         Args:
-            values: What transforms returned.
-            slab: Where some of it is.
-            kept: Which rows of the slab the values are of.
+            values: The values that the transforms returned.
+            slab: The memory where some of them are.
+            kept: The row of each value in the slab.
 
         Raises:
-            ArgumentError: ``collate_fn`` raised StopIteration. All else that it raises passes.
+            ArgumentError: ``collate_fn`` raised StopIteration. Its other errors pass.
         """
         if self._collate_fn is not None:
             try:
                 return self._collate_fn(values)
-            except StopIteration as error:  # a loop over batches would end there, and not say that the rest is missing
+            except StopIteration as error:  # a loop over batches would end there, and the rest be lost in silence
                 raise ArgumentError(
                     "collate_fn= raised StopIteration, which would be taken for the end of the epoch; give next() a "
                     "default, or raise another error"
@@ -207,7 +208,7 @@ class BatchMaker:
 
 
 def _taken_out(value: Any, slab: Slab, i: int, made: Collection[str]) -> Any:
-    """Return what a transform returned, but for what is in the batch already."""
+    """Return a transform's value with its placeholders replaced, except for fields that the batch has already."""
     if not isinstance(value, Mapping):
         return value
     names = [name for name in slab.columns if name not in made and value.get(name) is Placed.IN_SLAB]
@@ -215,7 +216,7 @@ def _taken_out(value: Any, slab: Slab, i: int, made: Collection[str]) -> Any:
 
 
 def _columns(batch: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Column]:
-    """Return what the large fields of a batch are like that are tensors there."""
+    """Return the shapes and types of those large fields that are tensors in a batch."""
     import torch
 
     found = {name: _column(values[0].get(name)) for name, made in batch.items() if isinstance(made, torch.Tensor)}
@@ -223,7 +224,7 @@ def _columns(batch: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Colum
 
 
 def _column(value: Any) -> Column | None:
-    """Return what a value is like; None if it is neither an array nor a tensor that NumPy can look at."""
+    """Return a value's shape and type; None if it is neither an array nor a tensor that NumPy can view."""
     import torch
 
     if type(value) is np.ndarray:

@@ -1,4 +1,4 @@
-"""Samples -> one batch: a dict of fields, each a tensor where the values of all samples are alike, else a list."""
+"""Samples -> one batch: a dict of fields. A field is a tensor if its values have one shape and type, else a list."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,19 +19,19 @@ Batch: TypeAlias = dict[str, Any]
 def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mapping[str, Any] | None = None) -> Batch:
     """Return samples as one batch.
 
-    Values that all are arrays, or all tensors, of one shape and type become a tensor with one more dimension in front;
-    so do whole numbers (int64), floats (float64) and bools. Images in an image field, which are uint8 or uint16,
-    (height, width, channels), become (batch, channels, height, width), with the channels last in memory. Everything
-    else (text, bytes, values of different shapes, None) becomes a list.
+    Arrays, or tensors, of one shape and type become a tensor with one more dimension in front; so do whole numbers
+    (int64), floats (float64) and bools. Images in an image field, which are uint8 or uint16, (height, width, channels),
+    become (batch, channels, height, width), with the channels last in memory. Everything else (text, bytes, values of
+    different shapes, None) becomes a list.
 
     Args:
-        samples: What a batch consists of: at least one.
-        selection: Which fields were picked, to know the images.
-        made: Fields of the batch that are put together already; the samples have something under their names.
+        samples: The samples of the batch, at least one.
+        selection: Which fields were picked; it tells which are images.
+        made: Fields of the batch that are made already. The samples must have these fields, with any value.
 
     Raises:
         SampleError: Not all samples have the same fields.
-        ArgumentError: A sample is no mapping.
+        ArgumentError: A sample is not a mapping.
 
     Example:
         >>> everything = FieldSelection.parse(None)
@@ -60,7 +60,7 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mappi
 
 
 def stack(values: list[Any], *, images: bool = False) -> Any:
-    """Return values as one tensor if they are alike, else as they are. See ``collate``."""
+    """Return values as one tensor if they have one shape and type, else as they are. See ``collate``."""
     import torch
 
     kinds = {type(value) for value in values}
@@ -94,14 +94,14 @@ def stack(values: list[Any], *, images: bool = False) -> Any:
 
 
 def without_rows(batch: Batch) -> Batch:
-    """Return a batch that is like another, but has no rows: its tensors and lists are of length 0."""
+    """Return a batch with the fields of another, but without rows: its tensors and lists have length 0."""
     import torch
 
     return {name: torch.empty_like(v[:0]) if isinstance(v, torch.Tensor) else [] for name, v in batch.items()}
 
 
 def channels_first(images: "torch.Tensor") -> "torch.Tensor":
-    """Return images, (batch, height, width, channels), as (batch, channels, height, width); anything else as it is.
+    """Return images, (batch, height, width, channels), as (batch, channels, height, width); other tensors as they are.
 
     Images are uint8 or uint16 and have 2, 3 or 4 channels: grey and alpha, RGB, or RGB and alpha.
     """

@@ -1,9 +1,9 @@
 """Blocks of small samples -> columns, whole blocks at a time; columns -> batches, gathered without a loop over samples.
 
-Where all fields are light (arrays of one shape, numbers, text, bytes) and no transform wants a sample at a time, a
-block is decoded at once when it comes, and its bytes are let go. A batch is then one gather a field. What is not
-regular (other fields, other shapes, a value that cannot be decoded) is left to be made row by row, with the same result
-and with its errors at their places.
+If all fields are light (arrays of one shape, numbers, text, bytes) and there is no transform of single samples, a block
+is decoded as a whole when it was read, and its bytes are freed. A batch is then one gather for each field. Blocks that
+are not regular (other fields, other shapes, a value that cannot be decoded) are made row by row, with the same result,
+and with errors in their place in the order.
 """
 
 import threading
@@ -28,9 +28,9 @@ _NAME = slice(0, 100)  # of a tar header
 _SIZE = slice(124, 135)  # its digits
 _SIZE_END, _KIND, _PREFIX = 135, 156, 345
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-_LEAST_REGULAR = 64  # samples, for whom it pays
-_LARGE = 4096  # bytes; such values stay in their block until they are needed: copying them then is cheaper than twice
-_MAX_DIGITS = 18  # that fit into 64 bits whatever they are
+_LEAST_REGULAR = 64  # samples in a block, from which it pays
+_LARGE = 4096  # bytes; larger values stay in their block until they are needed, so that they are copied only once
+_MAX_DIGITS = 18  # a number of so many digits always fits into 64 bits
 
 
 class Values(NamedTuple):
@@ -38,7 +38,7 @@ class Values(NamedTuple):
 
     Attributes:
         array: Numbers, (samples, ...), as torch takes them, or objects, (samples,). It may be a view of the block.
-        are_ints: Whether each is an int, and not an array of no dimensions.
+        are_ints: Whether each value is an int, and not an array without dimensions.
     """
 
     array: npt.NDArray[Any]
@@ -46,7 +46,7 @@ class Values(NamedTuple):
 
     @property
     def kind(self) -> tuple[bool, "np.dtype[Any]", tuple[int, ...]]:
-        """What one value is like."""
+        """The type and shape of one value."""
         return self.are_ints, self.array.dtype, self.array.shape[1:]
 
 
@@ -63,7 +63,7 @@ class ColumnReader:
         self._decoder = decoder
 
     def supports(self, fields: tuple[str, ...]) -> bool:
-        """Return whether all of a dataset's fields that are picked are light."""
+        """Return whether all picked fields of a dataset are light."""
         wanted = self._selection.wanted or {field: (field,) for field in fields}
         asked = {
             self._selection.with_decoding(name, field)
@@ -74,7 +74,7 @@ class ColumnReader:
         return all(light_kind(field, self._decoder) for field in asked)
 
     def read(self, block: Block) -> tuple[list[str], dict[str, Values]] | None:
-        """Return a block's keys, and for each picked name its values; None if they are not alike or not right."""
+        """Return a block's keys, and the values of each picked name; None if values differ in kind or are damaged."""
         try:
             is_tar = block.is_whole and block.samples >= _LEAST_REGULAR
             found = regular_spans(block.data, block.samples) if is_tar else None
@@ -84,7 +84,7 @@ class ColumnReader:
             keys, spans = found
             chosen = self._selection.choose({KEY: "", **spans}) if self._selection.wanted else {f: f for f in spans}
             columns = {name: self._column(block, name, field, spans) for name, field in chosen.items()}
-        except (ShardkitError, ValueError):  # it is found again, with its place, when its row is made
+        except (ShardkitError, ValueError):  # raised again in its place, when its row is made
             return None
         return keys, columns
 
@@ -115,7 +115,7 @@ class ColumnReader:
     def _arrays(
         decoder: Decoder, data: bytes | memoryview, field: str, begins: IntArray, ends: IntArray
     ) -> npt.NDArray[Any]:
-        """Return the arrays of a field as one. Raises ValueError if their headers or distances differ."""
+        """Return the arrays of a field as one array. Raises ValueError if their headers or distances differ."""
         size, step = int(ends[0] - begins[0]), int(begins[1] - begins[0]) if len(begins) > 1 else 0
         first = decoder.decode(field, bytes(data[int(begins[0]) : int(ends[0])]))
         start = size - first.nbytes
@@ -136,12 +136,12 @@ class ColumnReader:
 
 
 class Arena:
-    """The columns of the blocks that are held, and batches of them. Threads may use it at the same time.
+    """The columns of the blocks that are held, from which batches are gathered. Threads may use it at the same time.
 
     Args:
         reader: Decodes the blocks.
         buffers: Memory for batches.
-        places: How many blocks it has room for; memory is taken when they come.
+        places: How many blocks it has room for. The system gives memory only to places that are used.
         block_samples: How many samples a block has at most.
     """
 
@@ -150,7 +150,7 @@ class Arena:
         self._buffers = buffers
         self.block_samples = block_samples
         self._rows = places * block_samples
-        self._columns: dict[str, Values] | None = None  # what the first block has, in this order, all others must have
+        self._columns: dict[str, Values] | None = None  # of the first block; others must have the same, in this order
         self._lock = threading.Lock()
 
     def put(self, place: int, block: Block) -> bool:
@@ -175,14 +175,14 @@ class Arena:
         return True
 
     def clear(self, place: int) -> None:
-        """Let go of the objects of a block."""
+        """Free the objects of a block."""
         start = place * self.block_samples
         for column, *_ in (self._columns or {}).values():
             if column.dtype == object:
                 column[start : start + self.block_samples] = None
 
     def batch(self, rows: IntArray) -> Batch:
-        """Return a batch of rows, counted over all places: what ``batches.collate`` makes of their samples."""
+        """Return a batch of rows, counted over all places, equal to what ``collate`` makes of their samples."""
         import torch
 
         batch: Batch = {}
@@ -193,11 +193,11 @@ class Arena:
             dtype = torch.from_numpy(column[:0]).dtype
             memory = take_tensor(self._buffers, len(rows) * column[0].nbytes)
             batch[name] = taken = memory.view(dtype).view(len(rows), *column.shape[1:])
-            column.take(rows, axis=0, out=taken.numpy(), mode="clip")  # which writes there at once, unlike "raise"
+            column.take(rows, axis=0, out=taken.numpy(), mode="clip")  # "raise" would make a copy first
         return batch
 
     def sample(self, row: int) -> Sample:
-        """Return one sample, as its row would be made alone."""
+        """Return one sample, equal to a row that is made alone."""
         sample: Sample = {}
         for name, (column, are_ints) in (self._columns or {}).items():
             value = column[row]
@@ -209,7 +209,7 @@ class Arena:
 
 
 def _own(values: list[Any]) -> list[Any]:
-    """Return values of which none is a view of a block."""
+    """Return values with views of blocks copied."""
     if memoryview in set(map(type, values)):
         return [bytes(value) if type(value) is memoryview else value for value in values]
     return values
@@ -218,8 +218,8 @@ def _own(values: list[Any]) -> list[Any]:
 def regular_spans(data: bytes | memoryview, samples: int) -> tuple[list[str], Spans] | None:
     """Return the keys and spans of a block whose samples all have the same members at the same distances.
 
-    The block's checksum vouches for its headers, so their own are not computed. None if anything at all differs from
-    the common case: plain headers, names of one length, of which only the keys differ.
+    The headers' checksums are not computed, as that of the block was compared. None if anything differs from the common
+    case: plain headers, and names of one length that differ only in their keys.
     """
     if len(data) % (samples * BLOCK_BYTES):
         return None
@@ -269,7 +269,7 @@ def regular_spans(data: bytes | memoryview, samples: int) -> tuple[list[str], Sp
 
 
 def parse_digits(data: bytes | memoryview, begins: IntArray, ends: IntArray) -> IntArray | None:
-    """Return the whole numbers that are written at some places; None if one is anything but up to 18 digits.
+    """Return the whole numbers that are written at some places; None if one is not 1 to 18 digits.
 
     Example:
         >>> parse_digits(b"7,42", np.array([0, 2]), np.array([1, 4]))
@@ -297,7 +297,7 @@ def _spans(block: Block) -> tuple[list[str], Spans] | None:
 
 
 def _are_plain_keys(keys: npt.NDArray[np.uint8]) -> bool:
-    """Return whether the rules of names (``sample.split_name``) come to the same as a cut at the first dot."""
+    """Return whether ``sample.split_name`` would split these names at their first dot, too."""
     if not keys.shape[1] or (keys[:, -1] == ord("/")).any() or (keys[:, 0] == ord("/")).any():
         return False
     if (keys == ord(".")).any() or (keys == 0).any():
@@ -309,7 +309,7 @@ def _are_plain_keys(keys: npt.NDArray[np.uint8]) -> bool:
 
 
 def _octal(digits: npt.NDArray[np.uint8]) -> IntArray | None:
-    """Return the numbers that rows of eleven octal digits say; None if there is anything else."""
+    """Return the numbers of rows of eleven octal digits; None if there is another character."""
     values = digits - np.uint8(ord("0"))  # what is below wraps around
     return None if (values > 7).any() else values.astype(np.int64) @ _OCTAL
 

@@ -1,16 +1,16 @@
-"""The blocks that an epoch needs, in order -> fetched ahead -> rows made by workers -> batches, in order.
+"""The blocks of an epoch, in order -> fetched ahead -> rows made by workers -> batches, in order.
 
 ::
 
     plan     which blocks and rows each batch of this rank needs; admits blocks while they fit into memory
-    fetch    blocks, in the order in which they are needed; those of small samples are decoded here, whole, and those
-             of large samples that the system holds in memory are only opened
-    make     batches of which everything is there: chunks of their rows, or a gather from whole blocks
-    next     the next batch in the order, whatever was ready first
+    fetch    blocks, in the order in which they are needed; blocks of small samples are decoded here as a whole, and
+             blocks of large samples that are in the page cache are only opened
+    make     batches whose blocks are all there: chunks of their rows, or a gather from whole blocks
+    next     the next batch in the order, whichever was ready first
 
-Each stage is a pool of threads whose tasks all end by themselves: nothing waits for what comes later in the order, so
-nothing can hang. What the next batch needs is always admitted, so memory that is full slows down and never stops. What
-goes wrong with a block, a row or a batch is raised in its place in the order; any other error ends the pass at once.
+Each stage is a pool of threads. No task waits for anything later in the order, so nothing can hang. The blocks of the
+next batch are always admitted, so full memory slows the loader down and never stops it. An error of a block, a row or a
+batch is raised in its place in the order; any other error ends the pass at once.
 """
 
 import contextlib
@@ -35,13 +35,14 @@ from shardkit.reading.block import Block
 from shardkit.reading.memory import Buffers
 from shardkit.reading.page_cache import ResidentBlock
 
-_CHUNK_ROWS = 16  # rows are handed to a worker at a time: enough that handing over costs nothing beside an image
-_AHEAD_BATCHES = 2  # are made beyond the one that is being waited for, ...
-_AHEAD_ROWS = 512  # ... or as many as have so many rows, ...
-_AHEAD_GATHERED_ROWS = 8192  # ... or so many that are gathered, which takes no longer than to wake a thread, ...
-_AHEAD_BYTES = 32_000_000  # ... but for at least one, no more than take so much memory, or were read from so much
-_LOOK_SECONDS = 0.1  # that a batch is waited for; if the processors are busy for less than so much of it, ...
-_BUSY = 0.6  # ... the workers wait for something, and others can compute meanwhile
+_CHUNK_ROWS = 16  # rows that a worker gets at a time: handing them over then costs nothing beside decoding an image
+# How far beyond the batch that the training loop waits for batches are made: this many, ...
+_AHEAD_BATCHES = 2
+_AHEAD_ROWS = 512  # ... or, if that is more, batches with this many rows together, ...
+_AHEAD_GATHERED_ROWS = 8192  # ... or this many rows if they are gathered, which is as quick as waking a thread; ...
+_AHEAD_BYTES = 32_000_000  # ... but beyond the first, no more than have this many bytes, read or made
+_LOOK_SECONDS = 0.1  # seconds of waiting for batches after which the load of the processors is looked at:
+_BUSY = 0.6  # if less than this part of it was spent computing, workers wait for data, and more of them are started
 
 
 RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
@@ -55,7 +56,7 @@ class Finished:
         value: What the training loop gets.
         stop: The position in the epoch after it.
         skipped: The errors of the rows that were left out, in order.
-        error: What is to be raised in its place.
+        error: The error to raise in its place.
     """
 
     value: Any
@@ -65,7 +66,7 @@ class Finished:
 
 
 class _Batch:
-    """A batch that is planned, and what is made of it."""
+    """A planned batch, and its rows so far."""
 
     __slots__ = ("chunks", "finished", "made", "plan", "slab")
 
@@ -81,7 +82,7 @@ class Engine:
     """One pass over an epoch, or the rest of it, for one rank.
 
     Args:
-        blocks: Where blocks come from.
+        blocks: The source of the blocks.
         plan: The epoch's order.
         batches: Where batches begin and end.
         position: Where to begin.
@@ -89,13 +90,13 @@ class Engine:
         epoch: The epoch's number.
         make_rows: Makes rows of samples' bytes. Called by ``num_workers`` threads.
         make_batch: Makes a batch of rows. Called by the same threads.
-        make_arena: Returns an arena with room for so many blocks, if batches can be gathered from whole blocks.
+        make_arena: Returns an arena with room for a number of blocks; None if batches cannot be gathered.
         skips: Leave out rows that cannot be read or decoded.
-        buffers: What blocks are read into.
-        num_workers: How many threads make rows, at most.
-        busy_workers: How many do at first: there are more if they mostly wait.
-        memory: How many bytes of blocks are held, unless the next batch needs more. If the dataset has no more, each
-            block is read once.
+        buffers: The memory that blocks are read into.
+        num_workers: How many threads make rows at most.
+        busy_workers: How many of them are started at first. More are started if they mostly wait.
+        memory: How many bytes of blocks are held at most, unless the next batch needs more. Of a dataset that is not
+            larger, each block is read once.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a pipeline; one place calls it
@@ -123,32 +124,33 @@ class Engine:
         self._memory = memory
         self._read_bytes = int(batches.batch_size * plan.num_blocks * blocks.block_bytes / max(1, plan.num_samples))
         self._chunk_rows = min(_CHUNK_ROWS, -(-batches.batch_size // num_workers))
-        # Room for what memory allows and for what the next batch may need beyond that; the rest is not decoded whole.
+        # Room for the blocks that memory allows, and for those that the next batch may need beyond that. If there are
+        # still more, they are not decoded as a whole.
         beyond = batches.batch_size + plan.lanes
         places = min(memory // max(1, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
         self._arena = make_arena(places) if make_arena else None
         ahead_rows = _AHEAD_GATHERED_ROWS if self._arena else _AHEAD_ROWS
         self._ahead = max(_AHEAD_BATCHES, -(-ahead_rows // batches.batch_size))
-        # A Ctrl-C may come anywhere in Python code, also in that of threading.Condition, and would leave it locked or
-        # unlocked by chance. So the training loop's thread waits for these two alone, which are not made of Python.
+        # A Ctrl-C may come anywhere in Python code, also inside threading.Condition, whose lock would then be in an
+        # unknown state. So the training loop's thread uses only these two, which are written in C.
         self._lock = threading.RLock()
         self._changes: SimpleQueue[None] = SimpleQueue()
-        self._failures: SimpleQueue[BaseException] = SimpleQueue()  # errors that have no place in the order
+        self._failures: SimpleQueue[BaseException] = SimpleQueue()  # errors without a place in the order
         self._fetcher = Fetcher(
             blocks, self._lock, self._take_fetched, self._failures, arena=self._arena, places=places, buffers=buffers
         )
         holds_all = plan.num_blocks * blocks.block_bytes <= memory
         self._planned = schedule(blocks, plan, batches, position=position, rank=rank, holds_all=holds_all)
         self._upcoming: Planned | None = None  # not yet admitted
-        self._made: set[int] = set()  # numbers of batches that are made though one before them is not
-        self._made_count = 0  # batches before which all are made
+        self._made: set[int] = set()  # numbers of made batches after the first one that is not made
+        self._made_count = 0  # the number of the first batch that is not made
         self._queue: deque[_Batch] = deque()  # admitted, and not yet returned
         self._given = 0  # batches of the queue that workers have
         self._returned = 0
         self._is_planned = False  # to the end
-        self._error: Exception | None = None  # of planning, to be raised after what was planned
+        self._error: Exception | None = None  # of planning, to be raised after the batches that were planned
         self._is_planning = False
-        self._is_awaited = False  # somebody waits for the next batch
+        self._is_awaited = False  # the training loop waits for the next batch
         self._is_closed = False
         self._process = os.getpid()
         self._planner = Threads(1, "shardkit-plan", self._failures)
@@ -156,16 +158,16 @@ class Engine:
         self._workers = Threads(busy_workers, "shardkit-rows", self._failures)
         self._pools = (self._planner, self._fetcher.threads, self._workers)
         self._busy_workers = busy_workers
-        self._awaited = self._computed = 0.0  # seconds that batches were waited for lately, and processors were busy
+        self._awaited = self._computed = 0.0  # recent seconds of waiting for batches, and of computing meanwhile
         with self._lock:
             self._plan_soon()
 
     def next(self) -> Finished | None:
-        """Return the next batch, as soon as it is there; None at the end, or when the engine was closed.
+        """Wait for the next batch and return it; None at the end, or when the engine was closed.
 
         Raises:
             WorkerError: A thread has died, or this is another process than the engine's.
-            BaseException: What a thread has raised.
+            BaseException: An error of a thread.
         """
         if os.getpid() != self._process:
             raise WorkerError("an iterator of a ShardLoader was taken along into another process; call iter() there")
@@ -190,21 +192,21 @@ class Engine:
                         raise self._error
                     return None
                 self._is_awaited = True
-            if has_ended:  # what ended it was raised where Python has no place to catch it
+            if has_ended:  # by an error that was raised outside of its code, so that nothing could catch it
                 raise WorkerError("a thread of the loader has died; see above for its error")
             has_changed = self._wait()
 
     def _wait(self) -> bool:
-        """Wait for a change; return whether there was one. Have more workers if those that there are wait, too."""
+        """Wait for a change; return whether there was one. Start more workers if the present ones wait, too."""
         began, computed = time.perf_counter(), time.process_time()
         has_changed = False
         with contextlib.suppress(Empty):
-            # A Ctrl-C that comes just before Python waits is noticed only when it has waited.
+            # A Ctrl-C just before the wait is noticed only after it; so the wait has a limit.
             self._changes.get(timeout=_LOOK_SECONDS)
             has_changed = True
         if self._workers.count == self._num_workers:
             return has_changed
-        if self._given:  # they have something to do
+        if self._given:  # the workers have something to do
             self._awaited += time.perf_counter() - began
             self._computed += time.process_time() - computed
         if self._awaited >= _LOOK_SECONDS:
@@ -214,16 +216,16 @@ class Engine:
         return has_changed
 
     def _note_change(self) -> None:
-        """Let who waits look again."""
+        """Wake the training loop, so that it looks again."""
         if self._changes.empty():
             self._changes.put(None)
 
     def close(self, *, wait: bool) -> None:
-        """End all threads: what they are at is finished, the rest is dropped."""
+        """End all threads: tasks that have begun are finished, the rest is dropped."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
-            self._fetcher.drop()  # now, and not when Python's garbage collector finds the engine's parts
+            self._fetcher.drop()  # now, and not only when Python's garbage collector runs
             self._arena = None
             self._note_change()
         for pool in self._pools:
@@ -235,10 +237,10 @@ class Engine:
     # Planning
 
     def _plan_soon(self) -> None:
-        """Let the planner look whether there is something to do. The lock is held."""
+        """Let the planner admit batches, unless nothing can be gained by it now. The lock is held."""
         upcoming = self._upcoming
         if upcoming and not upcoming.wanted and len(self._queue) > 2 * self._ahead:
-            return  # nothing is to be fetched, and to wake a thread for one batch takes longer than to make a small one
+            return  # nothing is to be fetched, and waking a thread for one small batch costs more than making it
         if not (self._is_planning or self._is_planned or self._is_closed):
             self._is_planning = True
             self._planner.submit(self._admit_batches)
@@ -261,13 +263,13 @@ class Engine:
                 self._upcoming = None
 
     def _admit(self, planned: Planned) -> bool:
-        """Have the blocks fetched that a batch needs, if memory allows. The lock is held."""
+        """Fetch the blocks that a batch needs and return True, if memory allows. The lock is held."""
         self._fetcher.retire(planned.start, planned.number)
         self._fetcher.free(self._made_count)
         is_next = planned.number == self._returned
         if self._fetcher.held_bytes + self._fetcher.size_of(planned) > self._memory and not is_next:
             return False
-        if len(self._queue) > 4 * self._ahead and not planned.wanted:  # there is enough to make
+        if len(self._queue) > 4 * self._ahead and not planned.wanted:  # enough batches are admitted
             return False
         self._fetcher.fetch(planned)
         self._queue.append(_Batch(planned))
@@ -277,13 +279,13 @@ class Engine:
     # Making batches
 
     def _take_fetched(self) -> None:
-        """Go on with a block that has come. The lock is held."""
+        """Go on after a block was fetched. The lock is held."""
         if self._is_awaited and self._queue and not self._fetcher.has(self._queue[0].plan):
             self._fetcher.hurry()
         self._give()
 
     def _give(self) -> None:
-        """Give batches whose blocks are there to the workers, so many ahead. The lock is held."""
+        """Give batches whose blocks are there to the workers, up to a number of batches ahead. The lock is held."""
         ahead = min(self._ahead, max(1, _AHEAD_BYTES // max(self._read_bytes, self._make_batch.nbytes)))
         while self._given < min(len(self._queue), ahead + 1) and not self._is_closed:
             batch = self._queue[self._given]
@@ -304,7 +306,7 @@ class Engine:
                 self._workers.submit(self._make_chunk, batch, start, slots[start:stop])
 
     def _gather(self, batch: _Batch, rows: IntArray) -> None:
-        """Make a batch of rows that are all in the arena."""
+        """Make a batch whose rows are all in the arena."""
         try:
             finished = Finished(self._arena_of_batch().batch(rows), batch.plan.stop)
         except BaseException as error:  # noqa: BLE001 - it is raised in the batch's place
@@ -312,7 +314,7 @@ class Engine:
         self._end(batch, finished)
 
     def _make_chunk(self, batch: _Batch, start: int, slots: list[Slot]) -> None:
-        """Make some rows of a batch, and, if they are its last, the batch."""
+        """Make some rows of a batch; with the last rows, make the batch."""
         stop = start + len(slots)
         try:
             rows = self._made_rows(batch, start, slots)

@@ -1,11 +1,12 @@
-"""Which epoch a pass over a stream is, and what was skipped in it: a little memory that all worker processes share.
+"""The epoch of each pass over a stream, and what was skipped in it, in memory that all worker processes share.
 
-A ``DataLoader`` does not tell its workers which epoch it is. They may live for one pass or for all, start long after
-one another, and belong to loaders that are alive at the same time. So each names the pass that it believes to be in,
-and the first of a pass takes the next epoch for all of them.
+A ``DataLoader`` does not tell its workers the epoch. Workers may live for one pass or for all, may start at very
+different times, and may belong to loaders that exist at the same time. So each worker says which pass it believes to be
+in, and the first worker of a pass takes the next epoch for all of them.
 
-The memory has no name that could leak or collide, and needs no helper process: it is an anonymous file, inherited by
-forked processes and handed to spawned ones. A record lock guards it, which the system releases when a process dies.
+The memory is an anonymous file, which forked processes inherit and spawned ones are sent. So it has no name that could
+be left behind or be used twice, and needs no helper process. A record lock guards it, which the system releases when a
+process dies.
 """
 
 import fcntl
@@ -30,11 +31,11 @@ _log = logging.getLogger("shardkit")
 
 _COUNT = Struct("<q")  # how many entries there have been
 _ENTRY = Struct("<QQqqqq128s")  # see _Entry
-_KEPT = 256  # only those entries matter of which a worker is still to start or to skip something
+_KEPT = 256  # entries; older ones are overwritten, when no worker can still start in them or skip something
 _BYTES = _COUNT.size + _KEPT * _ENTRY.size
-_SET = 2  # the identity of an entry that is no pass, but says the epoch of the next one; those of passes are odd, or 0
+_SET = 2  # the identity of an entry that is not a pass but sets the epoch of the next one; those of passes are odd or 0
 
-# Record locks are between processes, this is between threads; a fork waits for it, so that no child inherits it locked.
+# Record locks work between processes, this one between threads. A fork waits for it, so that no child gets it locked.
 _THREADS = threading.Lock()
 os.register_at_fork(before=_THREADS.acquire, after_in_parent=_THREADS.release, after_in_child=_THREADS.release)
 
@@ -44,7 +45,7 @@ class Skipped(NamedTuple):
 
     Attributes:
         samples: Single samples, because a field is missing or cannot be decoded.
-        shards: Shards whose rest was left out because of damage.
+        shards: Shards of which the rest was left out because of damage.
     """
 
     samples: int
@@ -93,14 +94,14 @@ class SharedEpochs:
             self._append(_Entry(os.getpid(), _SET, 0, epoch))
 
     def begin(self, identity: int | None = None, worker: int = 0) -> Pass:
-        """Return the pass that this process begins, or the one that its parent's loader does if it is a worker.
+        """Return the pass that this process begins; in a worker, the pass that its parent's loader begins.
 
-        Epochs are counted for each process that has a training loop: several may have inherited the same stream.
+        Epochs are counted for each process with a training loop, as several may have inherited the same stream.
 
         Args:
-            identity: The same for all workers of the pass, another for almost every other pass: where it is the same
-                (somebody seeds torch before every epoch), a worker that has begun that pass begins the next one. None
-                if there are no workers.
+            identity: A number that is the same for all workers of a pass, and nearly always different for other passes.
+                If it is the same (torch was seeded before every epoch), a worker that has begun this pass already
+                begins the next one. None without workers.
             worker: The worker's number.
         """
         parent = parent_process()
@@ -120,18 +121,18 @@ class SharedEpochs:
             return Pass(self._append(_Entry(owner, own, 0, epoch, workers=_bits(1 << worker))), epoch)
 
     def skip(self, current: Pass, *, samples: int = 0, shards: int = 0) -> Skipped:
-        """Count what a pass leaves out, and return what it has left out in all."""
+        """Count samples and shards that a pass leaves out, and return all that it has left out."""
         with self._locked():
             entry = self._entry(current.serial)
             if entry.serial != current.serial:
-                return Skipped(samples, shards)  # so many passes have begun since that this one is forgotten
+                return Skipped(samples, shards)  # its entry was overwritten by a later pass
             entry = entry._replace(samples=entry.samples + samples, shards=entry.shards + shards)
             self._store(entry)
             return Skipped(entry.samples, entry.shards)
 
     @property
     def skipped(self) -> Skipped:
-        """What the pass of this process that began last has left out so far."""
+        """What the latest pass of this process has left out so far."""
         with self._locked():
             passes = (entry for entry in self._newest_first(os.getpid()) if entry.identity != _SET)
             last = next(passes, None)
@@ -183,7 +184,7 @@ class SharedEpochs:
 
 
 class Skipper:
-    """Counts, reports and bounds what one pass leaves out."""
+    """Counts and logs what one pass leaves out, and raises when it is too much."""
 
     def __init__(self, epochs: SharedEpochs, current: Pass, max_skipped: int) -> None:
         self._epochs = epochs
@@ -195,7 +196,7 @@ class Skipper:
         """Leave out a sample of a shard."""
         if url not in self._reported:
             self._reported.add(url)
-            _log.warning("skipped a sample; others of this shard are counted without a word: %s", error)
+            _log.warning("skipped a sample; further skips in this shard are only counted: %s", error)
         self._check(self._epochs.skip(self._current, samples=1), error)
 
     def without_damage(self, samples: Iterator[Sample], url: str) -> Generator[Sample, None, None]:
@@ -214,7 +215,7 @@ class Skipper:
 
 
 def too_many_skipped(epoch: int, problem: str, last: BaseException) -> TooManySkippedError:
-    """Return the error for an epoch of which too much was skipped, with the place of what was skipped last."""
+    """Return the error for an epoch in which too much was skipped, with the place of the last error."""
     error = TooManySkippedError(f"epoch {epoch}: {problem}. The last: {last}")
     if isinstance(last, ShardkitError):
         error.url, error.offset, error.key, error.field = last.url, last.offset, last.key, last.field

@@ -1,4 +1,4 @@
-"""Blocks, fetched ahead in the order in which they are needed, and held until the epoch has passed them."""
+"""Blocks, read ahead in the order in which they are needed, and held until the epoch does not need them any more."""
 
 import heapq
 import time
@@ -19,27 +19,27 @@ from shardkit.reading.page_cache import ResidentBlock
 if TYPE_CHECKING:
     from threading import RLock
 
-_THREADS = 2  # reading what the system holds in memory is a copy; more would only be in the way of those that decode
-_MORE_THREADS = ((0.002, 4), (0.02, 32))  # if a fetch waits for so many seconds: on a disk, on a distant store
+_THREADS = 2  # enough to copy from the page cache; more would take processors from the threads that decode
+_MORE_THREADS = ((0.002, 4), (0.02, 32))  # threads if a fetch waits for longer than these seconds: a disk, a server
 
 
 class Blocks(Places, Protocol):
-    """Where blocks come from: a ShardDataset."""
+    """The source of blocks: a ShardDataset."""
 
     block_bytes: float
 
     def open_block(self, shard: int, block: int, buffers: Buffers, /) -> Block | ResidentBlock:
-        """Return a block, read into one of the buffers if it can be, or one that needs not be read ahead."""
+        """Return a block: read into memory of the buffers if it can be, or only opened if it is in the page cache."""
         ...
 
 
 class Slot:
-    """A block that is held for one lane, until the epoch has passed it.
+    """A block that is held for one lane, as long as the epoch needs it there.
 
     Attributes:
-        number: The how many'th it is; they are numbered and fetched in the order in which they are needed.
-        place: Where it is in the arena, or would be; -1 if there is no room.
-        content: The block, or what went wrong; None if it is not here yet, or in the arena.
+        number: Its sequence number, in the order in which blocks are needed and fetched.
+        place: Its place in the arena, which it may not use; -1 if there is no room.
+        content: The block, or the error of reading it; None if it is not fetched yet, or is in the arena.
     """
 
     __slots__ = ("content", "number", "place")
@@ -56,18 +56,18 @@ class Fetcher:
     All methods are called with the lock held.
 
     Args:
-        blocks: Where blocks come from.
-        lock: Guards all that is here.
-        on_fetched: Called when a block has come, with the lock held.
-        failures: Where errors go that are not those of a block.
-        arena: Where blocks are put that can be decoded whole, or None.
+        blocks: The source of the blocks.
+        lock: Guards this object.
+        on_fetched: Called when a block was fetched, with the lock held.
+        failures: Gets errors that are not those of a block.
+        arena: Takes the blocks that can be decoded as a whole, or None.
         places: How many blocks the arena has room for.
-        buffers: What blocks are read into.
+        buffers: The memory that blocks are read into.
 
     Attributes:
-        held_bytes: What the blocks take that are held, or are being fetched, by the mean size of a block.
-        largest_held_bytes: The most that it was.
-        threads: What fetches them.
+        held_bytes: The size of all blocks that are held or being fetched, counted by the mean size of a block.
+        largest_held_bytes: The largest value of it so far.
+        threads: The threads that fetch.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class Fetcher:
         self._places = np.zeros(1 << 10, dtype=np.int64)  # of the slots, by number; -1 if not in the arena
         self._block_bytes = max(1, int(blocks.block_bytes))
         self._slots: dict[int, Slot] = {}  # those that are held, by number
-        self._fetched: set[int] = set()  # numbers of slots that are there though one before them is not
-        self._fetched_count = 0  # slots before which all are there
-        self._releases: list[tuple[int, int]] = []  # a heap: from which position on which slot is not needed
-        self._retired: deque[tuple[int, Slot]] = deque()  # the batch from which on a slot is not needed
-        self._waits = 0.0  # seconds that the last fetches have waited, about
+        self._fetched: set[int] = set()  # numbers of fetched slots after the first one that is not fetched
+        self._fetched_count = 0  # the number of the first slot that is not fetched
+        self._releases: list[tuple[int, int]] = []  # a heap of (position from which a slot is not needed, its number)
+        self._retired: deque[tuple[int, Slot]] = deque()  # (number of the first batch that does not need it, slot)
+        self._waits = 0.0  # seconds that a fetch waits: a moving average
         self.held_bytes = 0
         self.largest_held_bytes = 0
         self.threads = Threads(_THREADS, "shardkit-fetch", failures)
 
     def fetch(self, planned: Planned) -> None:
-        """Fetch the blocks that a batch needs and none before it."""
+        """Fetch the blocks that a batch needs and no batch before it."""
         for number, wanted in enumerate(planned.wanted, planned.opened - len(planned.wanted)):
             slot = Slot(number, self._free_places.pop() if self._free_places else -1)
             self._slots[number] = slot
@@ -114,27 +114,27 @@ class Fetcher:
         return len(planned.wanted) * self._block_bytes
 
     def has(self, planned: Planned) -> bool:
-        """Return whether all blocks are there that a batch and those before it need."""
+        """Return whether all blocks are fetched that a batch and those before it need."""
         return planned.opened <= self._fetched_count
 
     def slots(self, planned: Planned) -> list[Slot]:
-        """Return the slot of each of a batch's rows. Its blocks are there."""
+        """Return the slot of each of a batch's rows. Its blocks must have been fetched."""
         return [self._slots[number] for number in planned.numbers.tolist()]
 
     def arena_rows(self, planned: Planned) -> IntArray | None:
-        """Return where in the arena a batch's rows are, if all of them are there."""
+        """Return where a batch's rows are in the arena; None if not all of them are there."""
         if self._arena is None:
             return None
         places = self._places[planned.numbers]
         return places * self._arena.block_samples + planned.rows if places.min(initial=0) >= 0 else None
 
     def retire(self, position: int, number: int) -> None:
-        """Note that batches from a position on, of which this is the first number, are being admitted."""
+        """Note that batches from this position on, the first with this number, are being admitted."""
         while self._releases and self._releases[0][0] <= position:
             self._retired.append((number, self._slots[heapq.heappop(self._releases)[1]]))
 
     def free(self, made: int) -> None:
-        """Let go of blocks that only batches before this number need."""
+        """Free the blocks that only batches before this number need."""
         while self._retired and self._retired[0][0] <= made:
             slot = self._retired.popleft()[1]
             del self._slots[slot.number]
@@ -145,26 +145,26 @@ class Fetcher:
             self.held_bytes -= self._block_bytes
 
     def drop(self) -> None:
-        """Let go of all blocks. Nothing is asked for any more."""
+        """Free all blocks, when no more batches will be made."""
         self._slots.clear()
         self._releases.clear()
         self._retired.clear()
         self._arena = None
 
     def hurry(self) -> None:
-        """Fetch more at a time, if fetches mostly wait: somebody waits for a block."""
+        """Start more threads if fetches mostly wait. Called when the training loop waits for a block."""
         most = max((count for seconds, count in _MORE_THREADS if self._waits > seconds), default=0)
         if self.threads.count < most:
             self.threads.add(self.threads.count)
             self._waits = 0.0  # look again before there are more
 
     def _fetch(self, slot: Slot, wanted: Wanted) -> None:
-        """Fetch a block, and decode it whole where that is possible."""
+        """Fetch a block, and decode it as a whole if that is possible."""
         began, computed = time.perf_counter(), time.thread_time()
         content: Block | ResidentBlock | Exception | None
         try:
             content = self._blocks.open_block(wanted.shard, wanted.block, self._buffers)
-        except Exception as error:  # noqa: BLE001 - it is raised where the block's rows would come
+        except Exception as error:  # noqa: BLE001 - it is raised in the place of the block's rows
             content = error
         waited = (time.perf_counter() - began) - (time.thread_time() - computed)
         arena = self._arena

@@ -1,7 +1,6 @@
-"""Batches for a training loop: every sample exactly once an epoch, the same order anywhere, resumable between any two.
+"""Batches for a training loop: every sample exactly once an epoch, always in the same order, resumable after any batch.
 
-``ShardLoader`` says which batches there are, counts those that were returned, and keeps the state; the engine makes
-them.
+``ShardLoader`` defines the batches, counts those that were returned, and keeps the state; the engine makes them.
 """
 
 import logging
@@ -41,8 +40,8 @@ class LoaderState(TypedDict):
         lanes: How many lanes the order has.
         shuffle: Whether it is shuffled.
         seed: Of the order.
-        epoch: The epoch that the next batch belongs to.
-        position: How many samples of it all ranks together have been given.
+        epoch: The epoch of the next batch.
+        position: How many samples of this epoch all ranks together have got.
     """
 
     version: int
@@ -58,62 +57,62 @@ class LoaderState(TypedDict):
 class ShardLoader:
     """Batches of a dataset, for a training loop: shuffled, decoded, transformed, in an order that is always the same.
 
-    Every sample comes exactly once an epoch, over all ranks; every rank has the same number of batches, none of them
-    empty unless samples are skipped. The order follows from the dataset, ``seed``, the epoch and ``lanes`` alone: not
-    from ranks, workers or time.
+    Every sample comes exactly once an epoch, over all ranks. Every rank has the same number of batches, none of them
+    empty unless samples are skipped. The order depends on the dataset, ``seed``, the epoch and ``lanes`` only: not on
+    ranks, workers or time.
 
-    A batch is a dict of the dataset's fields: tensors where the values of all samples are alike (images are uint8,
-    (batch, 3, height, width), with the channels last in memory), else lists; and ``__key__``, the list of the keys.
+    A batch is a dict of the dataset's fields: a tensor if the values of all samples have one shape and type (images are
+    uint8, (batch, 3, height, width), with the channels last in memory), else a list; and ``__key__``, the list of keys.
 
-    Each ``iter()`` is the next epoch, from 0, also if the one before was left early, unless nothing was taken of it.
-    ``state_dict()`` may be called between any two batches, and ``load_state_dict()`` goes on behind the last batch that
-    was returned: with any number of ranks, workers and samples a batch.
+    Each ``iter()`` is the next epoch, from 0, also if the one before was left early. An epoch of which no batch was
+    taken is not counted. ``state_dict()`` may be called between any two batches. After ``load_state_dict()``, the
+    loader resumes after the last batch that was returned, with any number of ranks, workers and samples a batch.
 
-    A loader can be copied and pickled, as for a spawned process: the copy is where the loader is.
+    A loader can be copied and pickled, as for a spawned process. The copy resumes where the loader is.
 
-    Where several ranks are to get the same samples (those of one tensor-parallel group), give each of them the same
-    ``rank`` and ``world_size``: the group's number and the number of groups.
+    If several ranks must get the same samples (those of one tensor-parallel group), give each of them the same ``rank``
+    and ``world_size``: the group's number and the number of groups.
 
     Args:
         dataset: What to load.
         batch_size: How many samples a batch of this rank has. The last may have fewer; where fewer samples than ranks
             would remain, they join the batch before, and some ranks get one more.
         shuffle: Another order every epoch. False for the dataset's own order.
-        seed: Decides the orders.
-        transform: Called with every decoded sample, a dict, and returns what is put into the batch, a dict; or
-            functions for fields, as in ``{"image": function}``, or for several, by a tuple of names. A parameter named
-            ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
-        collate_fn: Makes a batch of a list of what ``transform`` returned instead; whatever it returns is the batch.
-            Called by several threads at a time; with an empty list where ``on_error="skip"`` has left out all samples
-            of a batch.
+        seed: The key of the orders.
+        transform: Called with every decoded sample, a dict, and returns the dict that is put into the batch; or
+            functions for fields, as in ``{"image": function}``, or for several fields, by a tuple of names. A parameter
+            named ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
+        collate_fn: Called with a list of the samples that ``transform`` returned; whatever it returns is the batch.
+            Called by several threads at a time. The list is empty if ``on_error="skip"`` has left out all samples of a
+            batch.
         num_workers: How many threads or processes decode and transform; by default as many as there are processors.
-            Threads beyond that are started only where those wait, as for a server.
+            More threads than processors are started only when those wait for data, as from a server.
         worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
             needs ``if __name__ == "__main__":``, and the transform must be importable.
-        memory: How many bytes of blocks may be held, in bytes or as text: what the order mixes together at a time,
-            and what is fetched ahead. Of a dataset of no more than that each block is read once an epoch.
-        lanes: How many places of the dataset a batch draws from; by default what mixes well in 512 MB over all ranks.
-            Part of the order and of the state. ``shardkit shuffle-report`` shows what it does.
+        memory: How many bytes of blocks may be held, in bytes or as text: the blocks that the order mixes at a time,
+            and those fetched ahead. If the whole dataset fits, each block is read once an epoch.
+        lanes: How many places of the dataset a batch draws from; by default as many as mix well in 512 MB over all
+            ranks. Part of the order and of the state. ``shardkit shuffle-report`` shows its effect.
         drop_last: Leave out the last batch if it is not full.
-        on_error: ``"skip"`` leaves samples that are damaged or cannot be decoded out of their batch, and counts them;
-            the number of batches stays, so one may have few samples, or none: then it is as the last batch that the
-            loader returned, but with tensors and lists of length 0; before the first, that is an error. What a
-            transform raises is never skipped.
+        on_error: ``"skip"`` leaves samples that are damaged or cannot be decoded out of their batch, and counts them.
+            The number of batches stays the same, so a batch may have few samples or none. A batch without samples has
+            the fields of the last batch, with tensors and lists of length 0; if there is no batch before it, it is an
+            error. Errors of a transform are never skipped.
         max_skipped: How many samples of an epoch this rank may skip.
         rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
         world_size: The number of ranks, likewise.
 
     Attributes:
-        dataset: What is loaded.
+        dataset: The dataset.
         batch_size: As given.
 
     Raises:
-        ArgumentError: An argument is out of range, or ``memory`` is too small for what the order holds open; or while
-            iterating, there are fewer samples than ranks.
-        ShardError: While iterating, a shard is damaged; where its sample would come.
+        ArgumentError: An argument is out of range, or ``memory`` is too small for the blocks that the order holds open;
+            or while iterating, there are fewer samples than ranks.
+        ShardError: While iterating, a shard is damaged; raised in place of the batch with that sample.
         CodecError: While iterating, a field cannot be decoded; likewise.
         SampleError: While iterating, a sample lacks a field; likewise.
-        StateError: While iterating, fewer samples than ranks remain of the epoch that a state is of.
+        StateError: While iterating, fewer samples than ranks remain of the epoch of a loaded state.
         TooManySkippedError: While iterating, more than ``max_skipped`` was skipped, or all of the first batch.
         WorkerError: While iterating, a worker process died.
 
@@ -178,12 +177,12 @@ class ShardLoader:
         block_samples = dataset.manifest.block_samples
         self._make_arena = partial(Arena, reader, results, block_samples=block_samples) if is_light else None
         self._make_rows = RowProcesses(maker, self._num_workers) if worker_type == "process" else RowThreads(maker)
-        # Where the next batch comes from; and which pass is under way there, so that the next one is of the next epoch.
-        # It is a token, and not the pass: that ends when the training loop forgets it.
+        # The place of the next batch; and the pass that is under way there, after which the next epoch comes. It is a
+        # token and not the pass itself, which must end when the training loop drops it.
         self._epoch = self._position = self._skipped = 0
         self._pass: object | None = None
-        self._empty: Batch | None = None  # what the last batch is like, without its rows
-        # A pass of which nothing was taken is no epoch: Lightning makes one to see whether it can.
+        self._empty: Batch | None = None  # the last batch without its rows
+        # A pass of which no batch was taken does not count as an epoch: Lightning makes one as a test.
         self._is_used = False
         self._find_batches()
 
@@ -194,7 +193,7 @@ class ShardLoader:
 
     @property
     def skipped(self) -> int:
-        """How many samples this rank has skipped in the epoch that it began last."""
+        """How many samples this rank has skipped in its latest epoch."""
         return self._skipped
 
     def __repr__(self) -> str:
@@ -230,8 +229,8 @@ class ShardLoader:
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be this epoch, from its beginning, and those after it the following ones.
 
-        It is not needed: each ``iter()`` is the next epoch anyway. If a state of this very epoch was loaded, the next
-        ``iter()`` still goes on there.
+        It is not needed: each ``iter()`` is the next epoch anyway. If a state of this epoch was loaded, the next
+        ``iter()`` still resumes there.
 
         Args:
             epoch: From 0.
@@ -244,7 +243,7 @@ class ShardLoader:
             self._pass, self._is_used, self._epoch, self._position = None, False, epoch, 0
 
     def state_dict(self) -> LoaderState:
-        """Return where the loader is: behind the last batch that ``next()`` returned. See ``LoaderState``."""
+        """Return the loader's place: after the last batch that ``next()`` returned. See ``LoaderState``."""
         return {
             "version": STATE_VERSION,
             "dataset": self.dataset.digest,
@@ -257,7 +256,7 @@ class ShardLoader:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` go on where a state was taken.
+        """Let the next ``iter()`` resume where a state was taken.
 
         The number of ranks, of workers and of samples a batch may have changed since.
 
@@ -265,7 +264,7 @@ class ShardLoader:
             state_dict: What ``state_dict()`` returned, on any rank.
 
         Raises:
-            StateError: It is of another dataset, selection or order, or is no state. Nothing has changed.
+            StateError: It is of another dataset, selection or order, or is not a state. The loader is as before.
 
         Example:
             >>> import tempfile, shardkit
@@ -283,7 +282,7 @@ class ShardLoader:
         self._pass, self._is_used = None, False
 
     def close(self) -> None:
-        """End the worker processes. A later ``iter()`` starts others. Threads end with the iterator that has them."""
+        """End the worker processes. A later ``iter()`` starts new ones. Threads end with their iterator."""
         self._make_rows.close()
 
     def _check_state(self, state: Mapping[str, Any]) -> tuple[int, int]:
@@ -316,7 +315,7 @@ class ShardLoader:
         return state["epoch"], state["position"]
 
     def _find_batches(self) -> Batches:
-        """Return where batches begin and end. Rank and world size are looked for late: a job may join others late."""
+        """Return where batches begin and end. The world size is looked up now, as a job may join others late."""
         _, world_size = find_place(*self._place)
         lanes_of_rank = min(self._lanes, -(-self._lanes // world_size) + (self._lanes % world_size > 0))
         total = self.dataset.block_bytes * self.dataset.num_blocks
@@ -348,13 +347,13 @@ class ShardLoader:
         )
 
     def _take(self, token: object, finished: Finished | None) -> Any:
-        """Return the batch that a pass has made, and note where that leaves the loader; None is the end of the pass.
+        """Return the batch that a pass has made, and move the loader behind it; None is the end of the pass.
 
-        A pass that another has followed leaves the loader where it is.
+        Only the latest pass moves the loader.
 
         Raises:
             TooManySkippedError: Too many samples were skipped, or all of the first batch.
-            BaseException: What is to be raised in the batch's place.
+            BaseException: The error in the batch's place.
         """
         is_current = token is self._pass
         if finished is None:
@@ -375,13 +374,15 @@ class ShardLoader:
         for error in skipped:
             self._skipped += 1
             if self._skipped == 1:
-                _log.warning("skipped a sample; others of this epoch are counted without a word: %s", error)
+                _log.warning(
+                    "skipped a sample; further skips in this epoch are only counted (see loader.skipped): %s", error
+                )
             if self._skipped > self._max_skipped:
                 problem = f"{self._skipped:,} samples were skipped, expected at most max_skipped={self._max_skipped:,}"
                 raise too_many_skipped(self._epoch, f"{problem}; repair the shards or raise it", error) from error
 
     def _filled(self, finished: Finished) -> Batch:
-        """Return a batch, or, if all of its rows were skipped, one of no rows that else is like the one before."""
+        """Return a batch; if all of its rows were skipped, the one before it, without its rows."""
         if finished.value is not None:
             self._empty = without_rows(finished.value)
         elif self._empty is None:
@@ -393,7 +394,7 @@ class ShardLoader:
 
 
 class _Pass:
-    """One iteration over a loader. Its threads end when it ends, also by an error, and when nobody refers to it."""
+    """One iteration over a loader. Its threads end when it ends, also by an error, or when nothing refers to it."""
 
     def __init__(self, take: Callable[[Finished | None], Any], engine: Engine) -> None:
         self._take = take
@@ -405,13 +406,13 @@ class _Pass:
         return self
 
     def __next__(self) -> Any:
-        if self._is_over:  # perhaps by an error: then the epoch is not at its end
+        if self._is_over:  # perhaps after an error, so the engine must not be asked again
             raise StopIteration
         try:
             finished = self._engine.next()
             batch = self._take(finished)
         except BaseException as error:
-            self._end(wait=not isinstance(error, KeyboardInterrupt))  # a transform may not end
+            self._end(wait=not isinstance(error, KeyboardInterrupt))  # a transform might never end
             raise
         if finished is None:
             self._end(wait=True)
@@ -424,7 +425,7 @@ class _Pass:
 
 
 def _restored(make: Callable[[], ShardLoader], place: Mapping[str, Any]) -> ShardLoader:
-    """Return a loader that is where another was."""
+    """Return a new loader at the place of another."""
     loader = make()
     vars(loader).update(place)
     return loader

@@ -1,8 +1,8 @@
 """The bytes of a sample -> a row of a batch, here or in another process.
 
-A worker process gets rows' bytes through a pipe, writes what it makes of them into the batch, in memory that it shares
-with its parent, and sends back the rest. That memory has no name and the process has no files, so nothing is left when
-its parent is killed: the pipe ends, and so does it.
+A worker process gets the bytes of rows through a pipe, writes the values that it makes of them into the batch, in
+memory that it shares with its parent, and sends back the rest. The memory has no name and the process has no files. So
+nothing is left behind when the parent is killed: the pipe ends, and then the process.
 """
 
 import os
@@ -33,15 +33,15 @@ from shardkit.transforms.rng import Rng
 
 V = TypeVar("V")
 
-_MAPPED = 16  # batches' memory that a process keeps mapped: more than are made at a time
-_TRANSFORM = 4  # what the keys of transforms are for; the order's have 1 to 3
+_MAPPED = 16  # batches whose memory a process keeps mapped: more than are made at a time
+_TRANSFORM = 4  # the purpose of a key: random numbers of transforms; the order's keys use 1 to 3
 
 
 class RawRow(NamedTuple):
     """A row to be made: a sample's bytes, and its place in the training.
 
     Attributes:
-        sample: The fields' bytes, with ``__key__`` and ``__url__``; or the error that reading them gave.
+        sample: The fields' bytes, with ``__key__`` and ``__url__``; or the error of reading them.
         epoch: The epoch.
         position: The position in the epoch.
     """
@@ -55,9 +55,9 @@ class Row(NamedTuple):
     """A row of a batch.
 
     Attributes:
-        value: What the transforms returned; None if there was an error.
-        error: What went wrong.
-        is_skippable: Whether it went wrong in the sample itself, and not in a transform.
+        value: The value that the transforms returned; None if there was an error.
+        error: The error.
+        is_skippable: Whether the error is one of the sample itself, and not of a transform.
     """
 
     value: Any
@@ -90,12 +90,12 @@ class RowMaker:
         return any(transform.needs_rng for transform in self.transforms)
 
     def __call__(self, raw: RawRow, slab: Slab | None = None, number: int = 0) -> Row:
-        """Return the row, or what went wrong with it. It raises nothing.
+        """Return the row, with its error if there was one. It raises nothing.
 
         Args:
             raw: The row to be made.
-            slab: Where it is written, as far as it fits there.
-            number: Which of the slab's rows it is.
+            slab: The memory for values that fit there; others are returned.
+            number: The number of the row in the slab.
         """
         if isinstance(raw.sample, Exception):
             return Row(None, raw.sample, isinstance(raw.sample, ShardError))
@@ -103,13 +103,13 @@ class RowMaker:
             value: Any = decode_fields(raw.sample, self.selection, self.decoder, undecoded=self._undecoded)
         except (CodecError, SampleError) as error:
             return Row(None, error, is_skippable=True)
-        except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
+        except BaseException as error:  # noqa: BLE001 - it is raised in the place of its batch
             return Row(None, error)
         rng = Rng(extend(_epoch_key(self.seed, raw.epoch), raw.position)) if self._needs_rng else None
         outs = slab.row(number) if slab else None
         try:
             for transform in self.transforms:
-                # What a later one returns is put there in the end, while it may still hold what an earlier one made.
+                # Only the last one writes there directly: it may still read a value that an earlier one has made.
                 value = transform(value, rng, outs if transform is self.transforms[-1] else None)
             if slab and outs:
                 value = slab.put(value, outs)
@@ -120,12 +120,12 @@ class RowMaker:
 
 @lru_cache(16)
 def _epoch_key(seed: int, epoch: int) -> int:
-    """Return what the keys of an epoch's rows begin with."""
+    """Return the key of an epoch, from which those of its rows are derived."""
     return derive(seed, epoch, _TRANSFORM)
 
 
 class RowThreads:
-    """Makes rows in the thread that calls it, which is one of many: torch uses no others for it from then on."""
+    """Makes rows in the thread that calls it. In such a thread, torch computes without further threads from then on."""
 
     def __init__(self, maker: RowMaker) -> None:
         self._maker = maker
@@ -136,8 +136,8 @@ class RowThreads:
 
         Args:
             raws: The rows to be made.
-            slab: Where they are written, as far as they fit there.
-            start: The first of the slab's rows.
+            slab: The memory for values that fit there; others are returned.
+            start: The number of the first row in the slab.
         """
         if not hasattr(self._caller, "is_ready"):
             use_one_thread()
@@ -145,15 +145,15 @@ class RowThreads:
         return [self._maker(raw, slab, number) for number, raw in enumerate(raws, start)]
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: the caller's threads are not ours."""
 
 
 class RowProcesses:
     """Makes rows in processes, which are started when they are first needed, and kept.
 
     Args:
-        maker: What makes the rows.
-        count: How many processes there are, and how many threads may call at a time.
+        maker: Makes the rows.
+        count: How many processes there are. As many threads may call at a time.
 
     Raises:
         ArgumentError: The transforms or codecs cannot be pickled.
@@ -171,26 +171,28 @@ class RowProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
-        self._idle: SimpleQueue[_Process | None] = SimpleQueue()  # None lets a thread that waits look again
+        self._idle: SimpleQueue[_Process | None] = (
+            SimpleQueue()
+        )  # None wakes a thread that waits, so that it looks again
         weakref.finalize(self, _close_all, self._processes)
 
     def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:
-        """Return the rows, made by one of the processes, which writes them where they belong if it can map that memory.
+        """Return the rows, made by one of the processes. It writes them into the slab if it can map that memory.
 
         Args:
             raws: The rows to be made.
-            slab: Where they are written, in memory of ``SharedBuffers``.
-            start: The first of the slab's rows.
+            slab: The memory for values that fit there, of ``SharedBuffers``; others are returned.
+            start: The number of the first row in the slab.
 
         Raises:
             WorkerError: The process has died.
-            Exception: What it made cannot be unpickled. After any error another process takes its place.
+            Exception: Its result cannot be unpickled. After any error, another process takes its place.
         """
         process = self._take()
         try:
             rows = process.make(raws, slab, start)
             self._idle.put(process)
-        except BaseException:  # nobody knows what it is at
+        except BaseException:  # the process is in an unknown state
             self._end([process])
             raise
         return rows
@@ -202,11 +204,11 @@ class RowProcesses:
                     self._processes.append(_Process(self._maker))
                     return self._processes[-1]
             process = self._idle.get()
-            if process in self._processes:  # and not closed meanwhile
+            if process in self._processes:  # it may have been closed meanwhile
                 return process
 
     def close(self) -> None:
-        """End the processes. What they are at is dropped."""
+        """End the processes. Rows that they are making are dropped."""
         self._end(self._processes.copy())
 
     def _end(self, processes: list["_Process"]) -> None:
@@ -254,9 +256,9 @@ class _Process:
         return "its pipe was closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """End the process. What it was at is dropped."""
+        """End the process. Rows that it is making are dropped."""
         is_idle = self._is_used.acquire(timeout=1)
-        if not is_idle:  # a transform that does not end; the thread that waits for it now gets an error
+        if not is_idle:  # its transform does not end; the thread that waits for it gets an error
             self._process.kill()
             self._is_used.acquire()
         self._connection.close()
@@ -276,7 +278,7 @@ def _sendable(raw: RawRow) -> RawRow:
 
 
 class _Place(NamedTuple):
-    """Where a process is to write rows: what makes the slab, and in which memory it is."""
+    """Where a process writes rows: the arguments of the slab, and which memory it is in."""
 
     columns: Mapping[str, Column]
     rows: int
@@ -286,7 +288,7 @@ class _Place(NamedTuple):
 
 
 def _note(mapped: "OrderedDict[int, V]", number: int, value: V) -> bool:
-    """Note that memory is used, and forget what was not for long; return whether it is new. Both sides do the same."""
+    """Note the use of memory, and forget the least recently used; return whether it is new. Both sides do the same."""
     is_new = number not in mapped
     if is_new:
         mapped[number] = value
@@ -298,7 +300,7 @@ def _note(mapped: "OrderedDict[int, V]", number: int, value: V) -> bool:
 
 
 def _slab(connection: Connection, place: _Place, mapped: OrderedDict[int, SharedMemory]) -> Slab:
-    """Return the slab that is in memory of the parent's."""
+    """Return the slab, in memory of the parent process."""
     import torch
 
     if place.is_new:
@@ -315,7 +317,7 @@ def _serve(connection: Connection, pickled: bytes) -> None:
     import torch
 
     torch.set_num_threads(1)  # one process is one worker
-    make = RowThreads(pickle.loads(pickled))  # noqa: S301 - what the parent pickled
+    make = RowThreads(pickle.loads(pickled))  # noqa: S301 - the parent pickled it
     mapped: OrderedDict[int, SharedMemory] = OrderedDict()
     while True:
         try:
@@ -325,7 +327,7 @@ def _serve(connection: Connection, pickled: bytes) -> None:
             os._exit(0)
         try:
             rows = make(raws, slab, place.start if place else 0)
-        except BaseException as error:  # noqa: BLE001 - it is raised where its batch would come
+        except BaseException as error:  # noqa: BLE001 - it is raised in the place of its batch
             rows = [Row(None, error)] * len(raws)
         del slab
         try:

@@ -10,26 +10,26 @@ from shardkit.order.plan import Batches, IntArray
 from shardkit.order.ranks import find_place
 from shardkit.reading.dataset import ShardDataset
 
-_AT_A_TIME = 1 << 14  # positions are planned at a time: some 10 ms, and a microsecond each
+_AT_A_TIME = 1 << 14  # positions that are planned at a time: about 10 ms, or a microsecond each
 
 
 class ShardSampler(Sampler[list[int]]):
-    """Yield the numbers of the samples of each batch of this rank, in the order in which a ``ShardLoader`` has them.
+    """Yield the numbers of the samples of each batch of this rank, in the order of a ``ShardLoader``.
 
-    Pass it to a stock ``DataLoader`` as ``batch_sampler=``, not as ``sampler=``: only whole batches give every rank
-    equally many. The order is the same for any ``num_workers``. Every sample comes exactly once an epoch, over all
+    Pass it to a stock ``DataLoader`` as ``batch_sampler=``, not as ``sampler=``: only then every rank gets the same
+    number of batches. The order is the same for any ``num_workers``. Every sample comes exactly once an epoch, over all
     ranks.
 
-    Each iteration is the next epoch, from 0. It cannot go on within an epoch: a ``ShardLoader`` can. Lightning puts a
-    sampler of its own into its place, unless its Trainer is given ``use_distributed_sampler=False``.
+    Each iteration is the next epoch, from 0. Only a ``ShardLoader`` can resume within an epoch. Lightning uses its own
+    sampler instead, unless its Trainer is given ``use_distributed_sampler=False``.
 
     Args:
-        dataset: Whose samples.
+        dataset: The dataset.
         batch_size: How many samples a batch of this rank has. The last may have fewer; where fewer samples than ranks
             would remain, they join the batch before, and some ranks get one more.
         shuffle: Another order every epoch. False for the dataset's own order.
-        seed: Decides the orders.
-        lanes: How many places of the dataset a batch draws from; by default as ``ShardLoader`` has it.
+        seed: The key of the orders.
+        lanes: How many places of the dataset a batch draws from; by default as for ``ShardLoader``.
         drop_last: Leave out the last batch if it is not full.
         rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
         world_size: The number of ranks, likewise.
@@ -108,7 +108,7 @@ class ShardSampler(Sampler[list[int]]):
                 yield batch.tolist()
 
     def _find_batches(self) -> tuple[Batches, int]:
-        """Return the epochs' batches, and the rank: it is looked for late, as torch.distributed may come late."""
+        """Return the batches of an epoch, and the rank. It is looked up now, as a job may join others late."""
         rank, world_size = find_place(*self._place)
         batches = Batches(
             num_samples=len(self.dataset),

@@ -37,13 +37,13 @@ from shardkit.transforms.rng import Rng
 
 T = TypeVar("T")
 
-# What a key is for, so that no two choices of an epoch are made by the same numbers.
+# The purpose of each key, so that no two choices of an epoch use the same random numbers.
 _SHARDS, _BUFFER, _REST, _TRANSFORM = 1, 2, 3, 4
 _DRAWS = 1024
 
 
 class StreamWarning(UserWarning):
-    """Something that a stream cannot promise, and that whoever trains should know."""
+    """Something that a stream cannot promise, and that its user should know."""
 
 
 class ShardStream(IterableDataset[Any]):
@@ -53,16 +53,17 @@ class ShardStream(IterableDataset[Any]):
     iteration is the next epoch and has another order; the same seed, epoch, ranks and workers give the same order
     again. A damaged shard is an error, never a shorter one.
 
-    Workers that have no shard end at once, so give at least ``world_size * num_workers`` shards. Ranks do not have
-    equally many batches. There is no ``len()``: how many samples a worker has depends on which shards it is dealt, and
-    torch would take a wrong length for a promise; ``num_samples`` says how many there are in all, if a manifest does.
+    Workers that have no shard end at once, so give at least ``world_size * num_workers`` shards. Ranks have different
+    numbers of batches. There is no ``len()``: how many samples a worker gets depends on its shards, and torch would
+    rely on a wrong length. ``num_samples`` is the number of all samples, if manifests say it.
 
-    In a ``DataLoader`` either leave the batches to it (``batch_size=32`` there), or make them here and pass it
-    ``batch_size=None``, which sends whole batches between processes and is quicker.
+    In a ``DataLoader``, either let it make the batches (``batch_size=32`` there), or make them here and pass it
+    ``batch_size=None``, which sends whole batches between processes and is faster.
 
     Args:
         urls: A dataset's folder, shards, brace patterns, wildcards, ``-`` for standard input (without workers), or a
-            list of these. Only a folder with a manifest is compared with its index, so that changed data is noticed.
+            list of these. Only shards of a folder with a manifest are compared with their indexes, which finds changed
+            data.
         fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
             new names, alternatives, and ``?`` for None where there is none. An image may say how it is decoded:
             ``"seg.png:unchanged"`` for what is stored (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
@@ -71,44 +72,44 @@ class ShardStream(IterableDataset[Any]):
         decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
         shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
             other.
-        seed: The orders' key.
+        seed: The key of the orders.
         buffer_size: How many undecoded samples are mixed; 0 mixes none, so that only the order of shards changes. The
-            first sample comes when so many have been read.
-        open_shards: How many shards at a time are read in turns into the buffer, so that it does not hold one part of
-            one shard. Each takes up to a megabyte of memory, and a disk another place to read from: 4 is what a
-            spinning disk's read-ahead bears, a buffer of 1 000 still has 250 samples of each.
+            first sample comes when the buffer is full.
+        open_shards: How many shards are read in turns into the buffer, so that it does not hold a part of one shard
+            only. Each takes up to a megabyte of memory, and is one more place for a disk to read from: the read-ahead
+            of a spinning disk serves 4, and a buffer of 1 000 still has 250 samples of each.
         transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
             like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
-            of a dict. An image transform decodes what it is given. A parameter named ``rng`` gets an ``Rng`` keyed by
+            of a dict. An image transform decodes the image itself. A parameter named ``rng`` gets an ``Rng`` keyed by
             seed, epoch and the sample's key. Its errors are never skipped.
-        batch_size: Yield batches of so many samples, made by torch's ``default_collate``: arrays become tensors with
-            one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with the
-            channels last in memory; unchanged ones may have other channels, or none, or be uint16. By default, single
-            samples.
+        batch_size: How many samples a batch has. Batches are made by torch's ``default_collate``: arrays become tensors
+            with one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with
+            the channels last in memory; unchanged ones may have other channels, or none, or be uint16. By default,
+            single samples are yielded.
         drop_last: Leave out the last batch of a worker if it is not full.
         on_error: ``"skip"`` leaves out samples with a field that is missing or cannot be decoded, and the rest of
-            shards that are damaged, with a line in the log for each shard. Files that are missing or cannot be read
-            are always errors.
+            damaged shards, with a line in the log for each shard. Files that are missing or cannot be read are always
+            errors.
         max_skipped: How many samples and shards together an epoch may leave out, over all workers of this rank.
         rank: This process's number, by default torch.distributed's if it is initialised, else torchrun's ``RANK``,
             else 0.
-        world_size: The number of ranks, found likewise.
+        world_size: The number of ranks, with the same defaults.
         allow_any_url: Let a manifest name shards outside its folder, as ``shardkit index --out`` makes them.
         storage_options: Passed to the storage.
 
     Attributes:
         num_samples: How many samples all ranks have together; None if a shard has no manifest.
-        classes: The names of the classes, by number; empty if they are not known. Datasets with different class lists
-            get one that has all of their names, and each class its number in it, in fields whose name ends in ``cls``.
+        classes: The names of the classes, by number; empty if they are not known. Different class lists of several
+            datasets are joined into one, and class numbers are mapped to it, in fields whose name ends in ``cls``.
 
     Raises:
         ArgumentError: An argument is out of range, or only one of rank and world_size is known.
-        DatasetError: There are no shards, or a manifest is not usable. Or some datasets name their classes, and one
-            that does not has class numbers. While iterating, an index is not usable.
+        DatasetError: There are no shards, or a manifest is not usable. Or some datasets name their classes, and another
+            one has class numbers without names. While iterating, an index is not usable.
         StorageError: Shards or indexes on this machine are missing. While iterating, one is, or cannot be read.
         ShardError: While iterating, a shard is damaged.
         CodecError: While iterating, a field cannot be decoded.
-        SampleError: While iterating, a sample lacks a field, or a class number that is to be another has no name.
+        SampleError: While iterating, a sample lacks a field, or a class number that must be mapped has no name.
         TooManySkippedError: While iterating, more than ``max_skipped`` was left out.
 
     Example:
@@ -184,7 +185,7 @@ class ShardStream(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, and those after it the following ones.
 
-        It is not needed: every iteration is the next epoch anyway. An epoch that was set again is the same again.
+        It is not needed: every iteration is the next epoch anyway. The same epoch has the same order again.
 
         Args:
             epoch: From 0.
@@ -196,11 +197,11 @@ class ShardStream(IterableDataset[Any]):
 
     @property
     def skipped(self) -> Skipped:
-        """The samples and shards left out so far in the epoch that began last, over all workers of this rank."""
+        """The samples and shards left out so far in the latest epoch, over all workers of this rank."""
         return self._epochs.skipped
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a generator: torch calls it in every worker that starts, and only so does every worker join its pass.
+        # Not a generator: every worker must join its pass when torch calls this, and not with its first sample.
         worker = get_worker_info()
         if self._has_stdin and self._iterations:
             raise ArgumentError("standard input can be read once, and was; for more epochs, write it to a file first")
@@ -240,7 +241,7 @@ class ShardStream(IterableDataset[Any]):
         return map(self._channels_first, _batches(samples, self._batch_size, drop_last=self._drop_last))
 
     def _channels_first(self, batch: Any) -> Any:
-        """Show batches of images as networks take them; in memory, the channels stay last."""
+        """Return a batch with its images as (batch, channels, height, width). In memory, the channels stay last."""
         for name, value in batch.items() if isinstance(batch, dict) else ():
             if isinstance(value, Tensor) and holds_images(self._selection, name):
                 batch[name] = channels_first(value)
@@ -312,7 +313,7 @@ def _mapped(
 
 
 def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> Iterator[T]:
-    """Yield from so many sources in turns; one that ends makes place for the next."""
+    """Yield from ``at_once`` sources in turns. When one ends, the next takes its place."""
     active = list(islice(sources, at_once))
     try:
         while active:
@@ -332,7 +333,7 @@ def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> It
 
 
 def _mix(samples: Iterator[T], buffer_size: int, key: int) -> Iterator[T]:
-    """Yield all samples, each from a random place of a full buffer, whose rest comes in a random order at the end."""
+    """Yield all samples, each from a random place of a full buffer; at the end, the rest of it in random order."""
     buffer = list(islice(samples, buffer_size))
     places = _draws(buffer_size, key)
     for sample, place in zip(samples, places, strict=False):
@@ -343,7 +344,7 @@ def _mix(samples: Iterator[T], buffer_size: int, key: int) -> Iterator[T]:
 
 
 def _draws(below: int, key: int) -> Iterator[int]:
-    """Yield numbers in [0, below) without end, the same for the same key."""
+    """Yield random numbers in [0, below) without end, always the same for a key."""
     start = np.uint64(0)
     while True:
         numbers = mix64_array(mix64_array(np.arange(_DRAWS, dtype=np.uint64) + start) ^ np.uint64(key))
@@ -367,7 +368,7 @@ def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Ite
 
 
 def _warn_user(message: str) -> None:
-    """Warn at the line outside of shardkit that led here."""
+    """Warn at the line outside of shardkit that called it."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith("shardkit."):
         frame, level = frame.f_back, level + 1

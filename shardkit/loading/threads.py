@@ -1,7 +1,8 @@
 """Threads that do small tasks in the order given, and end when they are told to, or with the program.
 
-They are lighter than those of ``concurrent.futures``, which makes an object with a lock for each task, and safer in a
-training loop: there a Ctrl-C while a thread starts leaves one behind that the program then waits for, for ever.
+They cost less than those of ``concurrent.futures``, which makes an object with a lock for each task. They are also
+safer in a training loop: with ``concurrent.futures``, a Ctrl-C while a thread starts may leave a thread behind, and the
+program then waits for it for ever.
 """
 
 import atexit
@@ -15,26 +16,26 @@ from typing import Any, Protocol, TypeAlias
 
 _Task: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]] | None"
 
-_EXIT_SECONDS = 5.0  # a program waits so long for tasks that have begun: it must not end in the middle of torch's code
+_EXIT_SECONDS = 5.0  # that a program waits at its end for running tasks: it must not end in the middle of torch's code
 
 
 class Failures(Protocol):
-    """What is told of an error that ended a thread: a SimpleQueue."""
+    """Takes the errors that ended threads: a SimpleQueue."""
 
     def put(self, error: BaseException, /) -> object:
-        """Note an error."""
+        """Take an error."""
         ...
 
 
 class Threads:
-    """Threads that do tasks, until they are closed or nobody refers to them. What tasks return is dropped.
+    """Threads that do tasks, until they are closed or nothing refers to this object. What tasks return is dropped.
 
-    A task that raises ends all of them, once the tasks are done that were submitted before.
+    A task that raises ends all of them, after the tasks that were submitted before it.
 
     Args:
-        count: How many there are.
-        name: What they are called, for debuggers.
-        failures: Where the error goes that a task raised.
+        count: How many threads there are at first.
+        name: The beginning of their names, for debuggers.
+        failures: Takes the error of a task that raises.
 
     Example:
         >>> threads = Threads(2, "shardkit-example", SimpleQueue())
@@ -56,16 +57,16 @@ class Threads:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many threads there are."""
         return len(self._threads)
 
     @property
     def has_ended(self) -> bool:
-        """Whether one of them has ended, whatever the reason."""
+        """Whether one of them has ended, for any reason."""
         return not all(thread.is_alive() or thread.ident is None for thread in self._threads)
 
     def add(self, count: int) -> None:
-        """Have so many more."""
+        """Start ``count`` more threads."""
         for number in range(self.count, self.count + count):
             name = f"{self._name}-{number}"
             thread = threading.Thread(target=_work, args=(self._tasks, self._failures), name=name, daemon=True)
@@ -73,7 +74,7 @@ class Threads:
             thread.start()
 
     def submit(self, function: Callable[..., object], *args: Any) -> None:
-        """Have a task done, after those that were submitted before."""
+        """Add a task, after those that were submitted before."""
         self._tasks.put((function, args))
 
     def close(self) -> None:
@@ -81,11 +82,11 @@ class Threads:
         with contextlib.suppress(Empty):
             while True:
                 self._tasks.get_nowait()
-        for _ in range(1 + self.count):  # also if one should end before it has told the next
+        for _ in range(1 + self.count):  # one more, in case a thread dies before it passes the None on
             self._tasks.put(None)
 
     def join(self, timeout: float | None) -> None:
-        """Wait for the threads to end, each for so many seconds at most."""
+        """Wait for the threads to end, for each at most ``timeout`` seconds."""
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(timeout)
@@ -95,8 +96,8 @@ def _work(tasks: "SimpleQueue[_Task]", failures: Failures) -> None:
     try:
         while (task := tasks.get()) is not None:
             task[0](*task[1])
-            del task  # so that what it held is free while the next is waited for
-    except BaseException as error:  # noqa: BLE001 - it is raised by whoever looks there
+            del task  # so that what it held is freed before the next wait
+    except BaseException as error:  # noqa: BLE001 - the owner of the queue raises it
         failures.put(error)
     finally:
         tasks.put(None)  # for the next thread

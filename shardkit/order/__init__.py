@@ -2,9 +2,9 @@
 
 The modules, in the order of a sample's way::
 
-    plan       which sample comes at which position of an epoch
-    schedule   the order of an epoch -> which blocks each batch needs
-    ranks      which of how many processes this one is
+    plan       the sample at each position of an epoch
+    schedule   the order of an epoch -> the blocks that each batch needs
+    ranks      the rank of this process, and the number of ranks
 
 The order, as a specification
 -----------------------------

@@ -1,4 +1,4 @@
-"""The order of an epoch: which sample comes at which position, on which rank. Nothing is read, and nothing is walked.
+"""The order of an epoch: the sample at each position, and its rank. It is computed for any position, without I/O.
 
 ::
 
@@ -42,13 +42,13 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Located(NamedTuple):
-    """Where the samples at some positions come from; an element a position.
+    """Where the samples at some positions come from: one element for each position.
 
     Attributes:
         samples: Their numbers in the dataset's order: int64.
-        lanes: The lanes that they come in: int64.
-        release: The first position of the epoch from which on no sample of the same block comes in the same lane;
-            or a little later, by at most one window of the lane: int64.
+        lanes: Their lanes: int64.
+        release: A position of the epoch from which on no sample of the same block comes in the same lane: the first
+            such position, or at most one window of the lane later: int64.
     """
 
     samples: IntArray
@@ -59,8 +59,8 @@ class Located(NamedTuple):
 class OrderPlan:
     """The order of one epoch: a permutation of the numbers of a dataset's samples, known at any position.
 
-    It takes memory for the runs, not for the samples, and depends on its arguments alone. Other seeds or epochs are
-    other orders; both are mixed, never added.
+    It takes memory for the runs, not for the samples, and depends on its arguments only. Other seeds or epochs give
+    other orders; seed and epoch are mixed by a hash, never added.
 
     Args:
         run_samples: How many samples each run has. A run is what is cut into blocks: a shard, or one block where a
@@ -69,7 +69,7 @@ class OrderPlan:
         seed: Any whole number.
         epoch: Any whole number.
         lanes: How many lanes there are, at least 1.
-        shuffle: Without it the order is the dataset's own, in one lane.
+        shuffle: False for the order of the dataset, in one lane.
 
     Attributes:
         num_samples: How many samples, so also positions, there are.
@@ -118,8 +118,8 @@ class OrderPlan:
         if shuffle:
             places = self._permutation.forward(places)
         by_place = np.argsort(places)
-        # If short blocks were as long as the others, line offsets would be places times the length. What is missing
-        # from them up to an offset is all that has to be known.
+        # If all blocks had the full length, the offset of a block on the line would be its place times that length. So
+        # only the samples that short blocks lack before an offset have to be known.
         self._missing = prefix_sums((size - runs[short] % size)[by_place])
         self._short_places = places[by_place]
         self._short_ends = (self._short_places + 1) * size - self._missing[1:]
@@ -136,7 +136,7 @@ class OrderPlan:
     def samples_at(self, positions: npt.ArrayLike) -> IntArray:
         """Return the numbers of the samples at any positions, in the dataset's order: int64, (positions,).
 
-        Many at once, up to some 100 000, cost much less each than one: each window is mixed once a call.
+        Many at once, up to about 100 000, cost much less each than single ones: a window is mixed once for each call.
 
         Raises:
             ArgumentError: A position is not in the epoch.
@@ -146,8 +146,8 @@ class OrderPlan:
     def locate(self, positions: npt.ArrayLike) -> Located:
         """Return the numbers of the samples at any positions, their lanes, and when their blocks are done with.
 
-        A block that the end of a lane cuts in two is two: it is done with in one lane long before it is begun in the
-        other. There are at most ``lanes - 1`` of these.
+        A block that the end of a lane cuts in two counts as two: one lane is done with it long before the other begins
+        it. There are at most ``lanes - 1`` of these.
 
         Raises:
             ArgumentError: A position is not in the epoch.
@@ -197,7 +197,7 @@ class OrderPlan:
         return offsets * self.lanes + lanes
 
     def cut_samples(self) -> int:
-        """Return how many samples are read once more in an epoch, because the end of a lane cuts their block in two."""
+        """Return how many samples are read twice in an epoch, because the end of a lane cuts their block in two."""
         line = self._starts[1:-1]
         line = line[line < self.num_samples]
         places, rest = self._places(line)
@@ -242,7 +242,7 @@ class OrderPlan:
         found.release[chosen] = self._releases(ends, lanes[np.nonzero(is_new)[0]])[pieces]
 
     def _mix(self, lanes: IntArray, windows: IntArray, sizes: IntArray) -> IntArray:
-        """Return the order of the samples of windows: int64, (windows, samples), what is beyond a window's end last."""
+        """Return the order of the samples of windows: int64, (windows, samples). Numbers beyond a window come last."""
         keys = _derive_each(_derive_each(np.uint64(self._window_key), lanes), windows)
         numbers = np.arange(self.window_samples)
         hashes = _derive_each(keys[:, None], numbers)
@@ -286,9 +286,9 @@ class OrderPlan:
     def ranks(self, start: int, stop: int, world_size: int) -> IntArray:
         """Return which rank gets each position of the global batch ``[start, stop)``: int64, (stop - start,).
 
-        Ranks get equal numbers of positions, or one more or less. If ``world_size`` divides the lanes, each rank has
-        lanes of its own, so no block is read twice; otherwise each has a run of the batch's positions sorted by lane,
-        which reads fewer blocks twice than to take turns.
+        The ranks' numbers of positions differ by at most one. If ``world_size`` divides the lanes, each rank has lanes
+        of its own, so no block is read twice. Otherwise each has a run of the batch's positions sorted by lane, which
+        reads fewer blocks twice than dealing in turns.
         """
         positions = np.arange(start, stop)
         lanes = positions % self.lanes
@@ -316,10 +316,10 @@ class Batches:
 
     Attributes:
         num_samples: How many positions the epoch has.
-        batch_size: How many samples a rank gets of a batch.
+        batch_size: How many samples of a batch a rank gets.
         world_size: How many ranks there are.
-        drop_last: Leave out the last batch if it is not full. If not, it has what remains; but if that is fewer
-            samples than there are ranks, they join the batch before, so that no rank gets an empty one, and some get
+        drop_last: Leave out the last batch if it is not full. Otherwise it has the samples that remain. If these are
+            fewer than the ranks, they join the batch before, so that no rank gets an empty one, and some ranks get
             ``batch_size + 1``.
 
     Example:
@@ -362,9 +362,9 @@ class Batches:
 
 
 def default_lanes(num_blocks: int, block_bytes: float) -> int:
-    """Return how many lanes a dataset has unless it is said: the most of ``LANES`` for which memory stays bounded.
+    """Return the default number of lanes of a dataset: the largest of ``LANES`` for which memory stays bounded.
 
-    Two blocks of every lane are to take less than 512 MB together, on all ranks, and every lane is to have a block.
+    Two blocks of every lane may take at most 512 MB together, over all ranks, and every lane must have a block.
 
     Args:
         num_blocks: How many blocks there are.

@@ -1,4 +1,4 @@
-"""Which of how many processes this one is: what the user says, else torch.distributed, else torchrun's environment."""
+"""The rank of this process and the number of ranks: as given, else torch.distributed's, else those of torchrun."""
 
 import os
 
@@ -8,7 +8,7 @@ from shardkit.errors import ArgumentError, check_whole
 def find_place(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """Return rank and world size: as given, else torch.distributed's if it is initialised, else torchrun's.
 
-    Without any of these it is the only process, (0, 1).
+    Without any of these, this is the only process: (0, 1).
 
     Raises:
         ArgumentError: Only one of the two is known, one is no whole number, or rank is not in [0, world_size).

@@ -1,4 +1,4 @@
-"""The order of an epoch -> which blocks and rows each batch of a rank needs, in which order, and until when."""
+"""The order of an epoch -> the blocks and rows that each batch of a rank needs, and when a block is done with."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -7,11 +7,11 @@ import numpy as np
 
 from shardkit.order.plan import Batches, IntArray, OrderPlan
 
-_FIRST_STRETCH, _STRETCH = 1 << 12, 1 << 18  # positions of the epoch are planned at a time, at first and later
+_FIRST_STRETCH, _STRETCH = 1 << 12, 1 << 18  # positions that are planned at a time: at first, and at most
 
 
 class Places(Protocol):
-    """What knows where samples are: a ShardDataset."""
+    """Finds samples in shards: a ShardDataset."""
 
     def places(self, samples: IntArray, /) -> tuple[IntArray, IntArray, IntArray]:
         """Return the shard, the block and the row in the block of samples."""
@@ -19,7 +19,7 @@ class Places(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A block that is needed in a lane (0 for all, if all blocks are held), and from which position on it is not."""
+    """A block that is needed in a lane, before position ``release``. If all blocks are held, the lane is 0 for all."""
 
     lane: int
     shard: int
@@ -28,19 +28,19 @@ class Wanted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a batch needs.
+    """The blocks and rows that a batch needs.
 
-    A block that is open in a lane has a number: they are numbered in the order in which batches need them first.
+    A block that is open in a lane has a number, in the order in which batches first need it.
 
     Attributes:
         number: The batch's number, from 0.
-        start: The position in the epoch at which it begins, all ranks' rows counted.
-        stop: The position after it.
+        start: The first position of the batch in the epoch, over all ranks.
+        stop: The position after its last.
         positions: The position of each of this rank's rows.
         numbers: For each row, the number of the open block that it is in.
         rows: For each row, which of that block's samples it is.
-        wanted: The blocks that no batch before it needs.
-        opened: How many blocks this and all batches before it need: the number of the next one.
+        wanted: The blocks that this batch is the first to need.
+        opened: How many blocks this and all earlier batches need, which is the number of the next block.
     """
 
     number: int
@@ -56,16 +56,16 @@ class Planned(NamedTuple):
 def schedule(
     places: Places, plan: OrderPlan, batches: Batches, *, position: int, rank: int, holds_all: bool
 ) -> Iterator[Planned]:
-    """Yield what each batch of a rank needs, from a position on. Many are planned at a time, which is quicker.
+    """Yield what each batch of a rank needs, from a position on. Many batches are planned at a time, which is faster.
 
     Args:
-        places: What knows where samples are.
+        places: Finds samples in shards.
         plan: The epoch's order.
         batches: Where batches begin and end.
         position: Where to begin.
         rank: Which rank's rows.
-        holds_all: Keep every block to the end. Else one that the end of a lane cuts in two is wanted twice, as it is
-            done with in one lane long before it is begun in the other.
+        holds_all: Keep every block to the end. Otherwise, a block that the end of a lane cuts in two is needed twice:
+            one lane is done with it long before the other begins it.
     """
     number, stretch, opened = 0, _FIRST_STRETCH, 0
     open_blocks: dict[tuple[int, int, int], tuple[int, int]] = {}  # of a lane: the number, and the release
@@ -79,7 +79,7 @@ def schedule(
         if holds_all:
             lanes, release = np.zeros_like(lanes), np.full_like(release, plan.num_samples)
         wanted, firsts, which = _distinct(lanes, shards, blocks, release)
-        new: list[int] = []  # which of them no batch before needs
+        new: list[int] = []  # those that no earlier batch needs
         numbers = np.empty(len(wanted), dtype=np.int64)
         for i, one in enumerate(wanted):
             if one[:3] not in open_blocks:
@@ -103,7 +103,7 @@ def schedule(
 
 
 def _bounds(batches: Batches, position: int, stretch: int) -> list[tuple[int, int]]:
-    """Return where the next batches begin and end, about so many positions and at least one batch."""
+    """Return where the next batches begin and end: at least one, and batches with about ``stretch`` positions."""
     bounds: list[tuple[int, int]] = []
     last = position + stretch
     while position < last and (stop := batches.stop(position)) is not None:
@@ -115,7 +115,7 @@ def _bounds(batches: Batches, position: int, stretch: int) -> list[tuple[int, in
 def _distinct(
     lanes: IntArray, shards: IntArray, blocks: IntArray, release: IntArray
 ) -> tuple[list[Wanted], list[int], IntArray]:
-    """Return each block of each lane once, in the order of first use; where that is; and for each row which it is."""
+    """Return each block of each lane once, in the order of first use; the row of its first use; each row's block."""
     _, ids = np.unique(shards << 32 | blocks, return_inverse=True)
     _, first, which = np.unique(ids * (1 + lanes.max(initial=0)) + lanes, return_index=True, return_inverse=True)
     order = np.argsort(first)
