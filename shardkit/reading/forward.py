@@ -20,9 +20,9 @@ from isal.isal_zlib import crc32
 
 from shardkit.codecs.compress import open_decompressed
 from shardkit.errors import ArgumentError, DatasetError, NoListingError, ShardError, check_paths, hide_secrets
-from shardkit.format.index import OFFSET, ShardIndex, open_index
+from shardkit.format.index import OFFSET, PARTS, ShardIndex, open_index
 from shardkit.format.manifest import MANIFEST_NAME, SHARD_SUFFIXES, Manifest, Shard, check_finished, read_manifest
-from shardkit.format.tar import MAX_MEMBER_BYTES, Member, read_members
+from shardkit.format.tar import Member, read_members
 from shardkit.reading.missing import check_present
 from shardkit.sample import (
     COLUMNS,
@@ -215,7 +215,6 @@ def read_shard(
     location: ShardLocation,
     *,
     selection: FieldSelection = EVERY_FIELD,
-    max_member_bytes: int = MAX_MEMBER_BYTES,
     storage_options: Mapping[str, object] | None = None,
 ) -> Generator[Sample, None, None]:
     """Yield the samples of one shard, complete and in order; raise if the shard is damaged or ends too early.
@@ -227,7 +226,6 @@ def read_shard(
         location: The shard, from ``find_shards``.
         selection: The fields to read. Others are left out, and large ones are not read from uncompressed local files.
             Fields keep their own names, and a missing one is no error here: ``selection.pick`` comes later.
-        max_member_bytes: The largest member that is accepted, also of fields that are left out.
         storage_options: Passed to the storage.
 
     Yields:
@@ -241,11 +239,11 @@ def read_shard(
     """
     storage = storage_for(location.url, storage_options)
     if not is_remote(location.url):
-        yield from _read_once(storage, location, selection, max_member_bytes)
+        yield from _read_once(storage, location, selection)
         return
     given = 0
     for attempt in range(1 + FRESH_READS):
-        with closing(_read_once(storage, location, selection, max_member_bytes, fresh=attempt > 0)) as samples:
+        with closing(_read_once(storage, location, selection, fresh=attempt > 0)) as samples:
             try:
                 for sample in islice(samples, given, None):
                     yield sample
@@ -259,14 +257,14 @@ def read_shard(
 
 
 def _read_once(
-    storage: Storage, location: ShardLocation, selection: FieldSelection, max_member_bytes: int, *, fresh: bool = False
+    storage: Storage, location: ShardLocation, selection: FieldSelection, *, fresh: bool = False
 ) -> Generator[Sample, None, None]:
     check = _checker(storage, location, location.shard, selection) if location.shard else None
     wanted = _wants_member(selection) if selection.wanted else None
     stream = storage.open(location.url, fresh=fresh)
     try:
         stream = open_decompressed(stream)
-        members = read_members(stream, wanted=wanted, max_member_bytes=max_member_bytes)
+        members = read_members(stream, wanted=wanted)
         yield from _group(members, hide_secrets(location.url), check)
     finally:
         stream.close()
@@ -377,7 +375,7 @@ def _checker(
 
 def _rows(index: ShardIndex, fields: Sequence[str]) -> _Rows:
     """Yield the key and offset of every sample, then offset, size and CRC-32 of every one of ``fields``."""
-    columns = [KEY, OFFSET, *(f"{field}:{part}" for field in fields for part in ("offset", "size", "crc32"))]
+    columns = [KEY, OFFSET, *(f"{field}:{part}" for field in fields for part in PARTS)]
     for group in range(index.num_groups):
         for batch in index.rows(columns, group=group).select(columns).to_batches(max_chunksize=_MAX_BATCH_ROWS):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
