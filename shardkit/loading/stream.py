@@ -257,20 +257,15 @@ class ShardStream(IterableDataset[Any]):
     def _made(self, samples: Iterator[Sample], key: int, skipper: "Skipper | None") -> Iterator[Any]:
         """Decode and transform."""
         for sample in samples:
-            value: Any = None
+            decoded: Any = None
             try:
-                value = decode_fields(sample, self._selection, self._decoder, undecoded=self._undecoded)
-            except (CodecError, SampleError) as error:
-                if skipper is None:
-                    raise
-                skipper.skip_sample(sample[URL], error)
-                continue
-            try:
+                value = decoded = decode_fields(sample, self._selection, self._decoder, undecoded=self._undecoded)
                 if self._transform:
                     rng = Rng(derive(key, hash_key(sample[KEY]))) if self._transform.needs_rng else None
-                    value = self._transform(value, rng)
-            except CodecError as error:
-                if skipper is None or not was_undecodable(value, error):
+                    value = self._transform(decoded, rng)
+            except (CodecError, SampleError) as error:
+                is_of_transform = decoded is not None and not was_undecodable(decoded, error)
+                if skipper is None or is_of_transform:
                     raise
                 skipper.skip_sample(sample[URL], error)
                 continue
