@@ -39,7 +39,7 @@ Or replace all of webdataset. This is what to write instead::
 What is read from a shard is what webdataset reads, but for these deviations, each of which a test shows:
 
 - files whose names begin with a dot are skipped in every folder, not only at the top
-- what is named ``__x__``, or lies below it, is skipped in every folder, not only at the top
+- files named ``__x__``, and files in folders of such names, are skipped in every folder, not only at the top
 - a newline in a name is a character like any other
 - ``__bad__`` and ``__local_path__`` are fields like any other
 - a field ``__source__`` is an error, because shardkit keeps the name for itself

@@ -30,7 +30,7 @@ _SIZE_END, _KIND, _PREFIX = 135, 156, 345
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _LEAST_REGULAR = 64  # samples in a block, from which it pays
 _LARGE = 4096  # bytes; larger values stay in their block until they are needed, so that they are copied only once
-_MAX_DIGITS = 18  # a number of so many digits always fits into 64 bits
+_MAX_DIGITS = 18  # a number of 18 digits always fits into 64 bits
 
 
 class Values(NamedTuple):
@@ -310,7 +310,7 @@ def _are_plain_keys(keys: npt.NDArray[np.uint8]) -> bool:
 
 def _octal(digits: npt.NDArray[np.uint8]) -> IntArray | None:
     """Return the numbers of rows of eleven octal digits; None if there is another character."""
-    values = digits - np.uint8(ord("0"))  # what is below wraps around
+    values = digits - np.uint8(ord("0"))  # smaller characters wrap around
     return None if (values > 7).any() else values.astype(np.int64) @ _OCTAL
 
 

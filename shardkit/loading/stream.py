@@ -144,7 +144,7 @@ class ShardStream(IterableDataset[Any]):
     ) -> None:
         check_choice("on_error", on_error, ("raise", "skip"))
         self._place = rank, world_size
-        find_place(rank, world_size)  # what is wrong with them is said before anything is read
+        find_place(rank, world_size)  # wrong ones are an error before anything is read
         self._selection = FieldSelection.parse(fields)
         self._decoder = parse_decode(decode, self._selection)
         self._shuffle = shuffle
