@@ -195,7 +195,7 @@ class Skipper:
         """Leave out a sample of a shard."""
         if url not in self._reported:
             self._reported.add(url)
-            _log.warning("skipped a sample; others of this shard are counted without a word: %s", error)
+            _log.warning("skipped a sample; further ones of this shard are only counted, see skipped: %s", error)
         self._check(self._epochs.skip(self._current, samples=1), error)
 
     def without_damage(self, samples: Iterator[Sample], url: str) -> Generator[Sample, None, None]:

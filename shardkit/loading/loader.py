@@ -310,8 +310,8 @@ class ShardLoader:
             there, here = state.get(name), own[name]  # type: ignore[literal-required] # all of them are names of it
             if there != here or type(there) is not type(here):
                 raise StateError(
-                    f"the state has {name} {there!r}, this loader has {here!r}; {remedy.format(there)}, or begin an "
-                    "epoch with set_epoch() instead"
+                    f"the state has {name} {_short(there)}, this loader has {_short(here)}; {remedy.format(there)}, or "
+                    "begin an epoch with set_epoch() instead"
                 )
         for name, limit in (("epoch", sys.maxsize - 1), ("position", len(self.dataset))):
             value = state.get(name)
@@ -379,7 +379,7 @@ class ShardLoader:
         for error in skipped:
             self._skipped += 1
             if self._skipped == 1:
-                _log.warning("skipped a sample; others of this epoch are counted without a word: %s", error)
+                _log.warning("skipped a sample; further ones of this epoch are only counted, see skipped: %s", error)
             if self._skipped > self._max_skipped:
                 problem = f"{self._skipped:,} samples were skipped, expected at most max_skipped={self._max_skipped:,}"
                 raise _too_many(f"epoch {self._epoch}: {problem}; repair the shards or raise it", error) from error
@@ -432,6 +432,11 @@ def _too_many(problem: str, error: BaseException) -> TooManySkippedError:
     if isinstance(error, ShardkitError):
         at = {"url": error.url, "offset": error.offset, "key": error.key, "field": error.field}
     return TooManySkippedError(f"{problem}. The last: {error}", **at)
+
+
+def _short(value: object) -> str:
+    """Return a value of a state as a message shows it: of a digest, as much as tells it from another."""
+    return f"'{value[:12]}...'" if isinstance(value, str) and len(value) > 12 else repr(value)
 
 
 def _restored(make: Callable[[], ShardLoader], place: Mapping[str, Any]) -> ShardLoader:
