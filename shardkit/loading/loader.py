@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NoReturn, TypedDict
 
 from shardkit.errors import ArgumentError, ShardkitError, StateError, TooManySkippedError, check_whole
 from shardkit.loading.batch_memory import BatchMaker
@@ -61,14 +61,25 @@ class ShardLoader:
     empty unless samples are skipped. The order follows from the dataset, ``seed``, the epoch and ``lanes`` alone: not
     from ranks, workers or time.
 
-    A batch is a dict of the dataset's fields: tensors where the values of all samples are alike (images are uint8,
-    (batch, 3, height, width), with the channels last in memory), else lists; and ``__key__``, the list of the keys.
+    A batch is a dict of the dataset's fields: tensors where the values of all samples are alike, else lists; and
+    ``__key__``, the list of the keys: ``batch.pop("__key__")`` before ``model(**batch)``, or a ``collate_fn``, leaves
+    it out. Images are uint8, (batch, 3, height, width), with the channels last in memory: ``.flatten(1)`` takes them,
+    ``.view(batch, -1)`` does not. A stock ``DataLoader`` over the dataset makes other batches: images are (batch,
+    height, width, 3), and ``__url__`` is there, too.
+
+    Batches are in this machine's memory; where torch finds a GPU, their images and arrays are in pinned memory, so that
+    ``batch["image"].to("cuda", non_blocking=True)`` copies while the GPU computes.
 
     Each ``iter()`` is the next epoch, from 0, also if the one before was left early, unless nothing was taken of it.
     ``state_dict()`` may be called between any two batches, and ``load_state_dict()`` goes on behind the last batch that
     was returned: with any number of ranks, workers and samples a batch.
 
     A loader can be copied and pickled, as for a spawned process: the copy is where the loader is.
+
+    Lightning saves and loads a loader's state by itself. Accelerate does after ``register_for_checkpointing(loader)``;
+    its ``prepare`` leaves a loader as it is, so batches are copied to the GPU by your loop. An HF ``Trainer`` whose
+    ``get_train_dataloader`` returns a loader resumes with ``ignore_data_skip=True`` and a callback that saves the
+    loader's state in ``on_save`` and loads it in ``on_train_begin``.
 
     Where several ranks are to get the same samples (those of one tensor-parallel group), give each of them the same
     ``rank`` and ``world_size``: the group's number and the number of groups.
@@ -197,6 +208,20 @@ class ShardLoader:
     def skipped(self) -> int:
         """How many samples this rank has skipped in the epoch that it began last."""
         return self._skipped
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Not there: loops that find one make a stock ``DataLoader`` of it, whose batches are other ones.
+
+        Raises:
+            AttributeError: Always, with what to do.
+        """
+        raise AttributeError(
+            "a ShardLoader has no sampler: its order is part of it. To resume with an HF Trainer, pass "
+            "ignore_data_skip=True, and give load_state_dict() in on_train_begin what state_dict() returned in on_save",
+            name="sampler",
+            obj=self,
+        )
 
     def __repr__(self) -> str:
         at = f"epoch={self._epoch:,}, position={self._position:,}"

@@ -285,6 +285,18 @@ def test_another_selection_is_another_dataset(dataset):
         ShardLoader(dataset.subset(range(100)), 8).load_state_dict(state)
 
 
+def test_a_loop_that_asks_for_a_sampler_is_told_what_to_do(dataset):
+    """Accelerate's skip_first_batches would make a DataLoader of it, without the transform."""
+    loader = ShardLoader(dataset, 8)
+
+    assert not hasattr(loader, "sampler")
+    assert not hasattr(loader, "batch_sampler")
+    with pytest.raises(
+        AttributeError, match=r"no sampler.*ignore_data_skip=True.*load_state_dict\(\) in on_train_begin"
+    ):
+        _ = loader.sampler
+
+
 # -- epochs
 
 
