@@ -55,6 +55,8 @@ What is read from a shard is what webdataset reads, but for these deviations, ea
 - a negative size is an error
 """
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, Self
@@ -76,6 +78,8 @@ _HANDLERS: dict[object, Literal["raise", "skip"]] = {
     wds.ignore_and_continue: "skip",
     wds.warn_and_continue: "skip",
 }
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_NESTED_VARIABLES = 10  # webdataset stops there, too
 _NODE_SPLITTERS = (wds.split_by_node, wds.shardlists.single_node_only)
 
 # What webdataset takes and this does not, and what to do instead.
@@ -105,8 +109,10 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
     the shards, which can run anything. ``ShardStream`` decodes without. Its samples lack only ``__local_path__``.
 
     Args:
-        urls: As for ``ShardStream``, and also joined by ``::``. A folder is one dataset and is not watched, and pipes
-            and commands are not run.
+        urls: As for ``ShardStream``, and also joined by ``::``. In text, ``${NAME}`` is the environment variable
+            ``WDS_NAME``. A folder is one dataset and is not watched, and pipes and commands are not run.
+        handler: webdataset's word for ``on_error``: ``reraise_exception``, ``warn_and_continue`` or
+            ``ignore_and_continue``.
         shardshuffle: True or a number to bring the shards into another order every epoch, all of them whatever the
             number; samples are shuffled by the stage ``.shuffle(1000)``.
         seed: The key of the shards' order.
@@ -118,8 +124,6 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
             the stages have handlers of their own.
         max_skipped: How many shards and samples an epoch may leave out.
         storage_options: Passed to the storage.
-        handler: webdataset's word for ``on_error``: ``reraise_exception``, ``warn_and_continue`` or
-            ``ignore_and_continue``.
         nodesplitter: Only what happens anyway: ``split_by_node``, ``single_node_only``.
         workersplitter: Only what happens anyway: ``split_by_worker``.
         detshuffle: Makes no difference: the shards' order always follows from seed and epoch.
@@ -144,6 +148,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
     def __init__(  # noqa: PLR0913 - half of them are webdataset's, so that only an import has to change
         self,
         urls: str | PathLike[str] | Sequence[str | PathLike[str]],
+        handler: Callable[[Exception], bool] | None = None,
         *,
         shardshuffle: bool | int | None = False,
         seed: int = 0,
@@ -152,7 +157,6 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
         on_error: Literal["raise", "skip"] = "raise",
         max_skipped: int = 100,
         storage_options: Mapping[str, object] | None = None,
-        handler: Callable[[Exception], bool] | None = None,
         nodesplitter: object = wds.split_by_node,
         workersplitter: object = wds.split_by_worker,
         detshuffle: bool = False,
@@ -182,7 +186,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
                 "damaged shards, and give handlers to the stages that are to have them"
             )
         source = ShardStream(
-            urls.split("::") if isinstance(urls, str) else urls,
+            _expand_variables(urls).split("::") if isinstance(urls, str) else urls,
             fields=fields,
             decode=False,
             shuffle=bool(shardshuffle),
@@ -221,3 +225,22 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _expand_variables(urls: str) -> str:
+    """Return text with environment variables put in, as webdataset does: ``${NAME}`` is that of ``WDS_NAME``.
+
+    Raises:
+        ArgumentError: There is no such variable, or one leads back to itself.
+    """
+    for _ in range(_NESTED_VARIABLES):
+        names: set[str] = set(_VARIABLE.findall(urls))
+        if not names:
+            return urls
+        if missing := sorted(name for name in names if f"WDS_{name}" not in os.environ):
+            raise ArgumentError(
+                f"urls: ${{{missing[0]}}} is the environment variable WDS_{missing[0]}, as in webdataset, and there is "
+                "none; set it, or write its value"
+            )
+        urls = _VARIABLE.sub(lambda match: os.environ[f"WDS_{match[1]}"], urls)
+    raise ArgumentError(f"urls: {urls[:100]!r} has variables whose values name variables again and again; correct them")

@@ -193,6 +193,35 @@ def test_urls_may_be_joined_as_webdataset_joins_them(shards):
     assert len(list(WebDataset(f"{first}::{last}"))) == 10
 
 
+def test_urls_may_have_variables_as_webdataset_has_them(shards, monkeypatch):
+    folder = str(Path(shards).parent)
+    monkeypatch.setenv("WDS_ROOT", folder)
+    monkeypatch.setenv("WDS_FIRST", "${ROOT}/a-0.tar")
+    urls = "${FIRST}::${ROOT}/a-{2..3}.tar"
+
+    assert [sample[KEY] for sample in WebDataset(urls)] == [
+        sample[KEY] for sample in wds.WebDataset(urls, shardshuffle=False)
+    ]
+    assert len(list(WebDataset([f"{folder}/a-0.tar"]))) == 5
+
+
+def test_a_variable_that_there_is_not_is_an_error(monkeypatch):
+    monkeypatch.setenv("ROOT", "/here")
+    monkeypatch.setenv("WDS_A", "${B}")
+    monkeypatch.setenv("WDS_B", "${A}")
+
+    with pytest.raises(ArgumentError, match=r"\$\{ROOT\} is the environment variable WDS_ROOT.*there is none; set it"):
+        WebDataset("${ROOT}/a.tar")
+    with pytest.raises(ArgumentError, match="name variables again and again"):
+        WebDataset("${A}/a.tar")
+
+
+def test_the_second_argument_is_the_handler(damaged):
+    assert len(list(WebDataset(damaged, wds.ignore_and_continue))) == len(list(WebDataset(damaged, on_error="skip")))
+    with pytest.raises(ArgumentError, match=r"handler=True: is not one that is known here"):
+        WebDataset(damaged, True)
+
+
 def test_a_dataset_is_compared_with_its_index(tmp_path):
     with ShardWriter(str(tmp_path / "words"), compression="none") as writer:
         writer.write({KEY: "0", "txt": "hello"})

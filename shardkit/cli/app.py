@@ -329,12 +329,13 @@ def stats(
 
 
 @command(app)
-def shuffle_report(
+def shuffle_report(  # noqa: PLR0913 - as many options as the function that it calls
     url: Annotated[str, typer.Argument(help="A dataset.")],
     *,
-    batch_size: Annotated[int, typer.Option(help="Samples in a batch, on each rank.")],
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch, on each rank.")] = 256,
     world_size: Annotated[int, typer.Option(help="Ranks that train together.")] = 1,
     lanes: Annotated[int | None, typer.Option(help="Lanes that samples are taken from; as a loader chooses.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory that a loader has for blocks.")] = "1GB",
     seed: Annotated[int, typer.Option(help="The order's seed.")] = 0,
     epoch: Annotated[int, typer.Option(help="The order's epoch.")] = 0,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw a picture, a .png or .svg.")] = None,
@@ -356,6 +357,7 @@ def shuffle_report(
         batch_size,
         world_size=world_size,
         lanes=lanes,
+        memory=memory,
         seed=seed,
         epoch=epoch,
         allow_any_url=allow_any_url,

@@ -9,7 +9,7 @@ from shardkit.cli.output import describe_cache, format_blocks, format_cache
 
 Folder = Annotated[str, typer.Argument(help="The folder that a dataset is given as cache=.")]
 
-app = new_app("Look into the cache of blocks on this machine, or clear it.")
+app = new_app("List or clear a cache of blocks.")
 
 
 @command(app)

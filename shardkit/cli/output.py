@@ -1,5 +1,6 @@
 """What commands found, as text for people and as values for JSON."""
 
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from shardkit.inspection.shuffle import ShuffleReport
     from shardkit.reading.disk_cache_folder import CachedBlock
 
+_WIDTH = 100  # columns of text, at most
 _SHOWN = 10  # of a long list, before it says how many more there are
 
 
@@ -149,11 +151,13 @@ _FIGURES = (
 
 _MEANINGS = """\
 effective batch: what a batch is worth beside one of random samples, if the samples of a shard (or block) are a little \
-alike (intraclass correlation 0.1). More lanes raise it.
+alike (intraclass correlation 0.1). More lanes raise it. It is more than 100 % if these share batches less often than \
+by chance.
 spread: how far apart the samples of a shard (or block) come in the epoch, as the standard deviation of their \
 positions; 100 % is all over it. Smaller blocks raise a shard's. A block is read at once, so its samples come close \
 to each other, among those of all other lanes.
-held in memory: the samples in open blocks, on all ranks together. Fewer lanes and smaller blocks lower it.
+held in memory: the samples in open blocks, or in all blocks if the dataset fits into a loader's memory, on all ranks \
+together. Fewer lanes and smaller blocks lower it.
 one read: the unit of reading. Disks and distant stores want 1 MB or more; block_bytes says it when packing.
 bytes read: by all ranks in an epoch, in multiples of the dataset. It is least if the ranks divide the lanes, and the \
 blocks are many times the lanes."""
@@ -176,15 +180,24 @@ def format_shuffle_report(report: "ShuffleReport") -> Iterator[str]:
     read = report.read_amplification
     yield format_table(["ranks", *map(str, read)], [["bytes read", *(f"{times:.2f}" for times in read.values())]])
     yield ""
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
     for text in _MEANINGS.splitlines():
-        yield from textwrap.wrap(text, 100, subsequent_indent="  ")
+        yield from textwrap.wrap(text, width, subsequent_indent="  ")
     if report.sampled:
         yield "note: of so many samples, about a million were looked at, spread over the dataset and the epoch"
     yield ""
     if report.packed_shuffled:
-        yield "The dataset was packed shuffled: samples of a shard are no more alike than others, whatever the order."
+        order = "The dataset was packed shuffled: samples of a shard are no more alike than others, whatever the order."
+        yield from textwrap.wrap(order, width, subsequent_indent="  ")
+    elif not report.packed_in_order:
+        order = (
+            "How its samples were ordered when they were packed is not known. If they are sorted by class, classes of "
+            f"fewer than about {report.spread_run:,} samples are missing from long parts of an epoch; then pack it "
+            "again, or use more lanes."
+        )
+        yield from textwrap.wrap(order, width, subsequent_indent="  ")
     for text in report.advice or ("Nothing is to be done.",):
-        yield from textwrap.wrap(text, 100, subsequent_indent="  ")
+        yield from textwrap.wrap(text, width, subsequent_indent="  ")
 
 
 def describe_cache(blocks: Sequence["CachedBlock"]) -> list[dict[str, Any]]:

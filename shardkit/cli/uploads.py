@@ -13,7 +13,7 @@ Url = Annotated[str, typer.Argument(help="A folder or an object, as s3://bucket/
 
 _HOUR = 3600.0
 
-app = new_app("List uploads to S3 that were begun and never ended, whose parts take room; or delete them.")
+app = new_app("List or delete unfinished uploads to S3.")
 
 
 @command(app)

@@ -56,6 +56,7 @@ MAX_DECOMPRESSED_BYTES = 1 << 30
 """The default limit on what a ``gz`` or ``zst`` field may hold: 1 GiB."""
 
 _COMPRESSED = ("gz", "zst")
+_SHOWN_LEVELS = 20  # of what is in each other, in a message
 _GZIP_LEVEL, _ZST_LEVEL = 6, 3
 _INTEGER = re.compile(rb"\s*[+-]?0*[0-9]{1,19}\s*\Z")
 _MIN_INT, _MAX_INT = -(1 << 63), (1 << 63) - 1
@@ -386,7 +387,30 @@ def _bounded_int(value: int) -> int:
 
 
 def _encode_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        if not (at := _find_unencodable(value)):
+            raise
+        raise type(error)(f"the value at {at}: {error}") from error
+
+
+def _find_unencodable(value: object) -> str:
+    """Return where the part of a value is that JSON does not know, as in ``['boxes'][0]``; empty if it is all of it."""
+    at = ""
+    for _ in range(_SHOWN_LEVELS):
+        parts = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+        )
+        for name, part in parts:
+            try:
+                json.dumps(part, allow_nan=False)
+            except (TypeError, ValueError):
+                at, value = f"{at}[{name!r}]", part
+                break
+        else:
+            return at
+    return f"{at}..."  # a list that is in itself has no end
 
 
 def _decode_jsonl(data: bytes) -> list[Any]:

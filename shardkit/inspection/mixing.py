@@ -28,6 +28,9 @@ _STRETCHES = 16  # of consecutive batches
 _SHARDS = 256
 _MOMENTS = 8  # of the epoch, at which open blocks are counted
 
+_RUN_SAMPLES = 1 << 16  # looked at for each length of runs of neighbours
+_SPREAD = 0.97  # of a random order's standard deviation: then hardly a run is missing from a quarter of the epoch
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -302,33 +305,54 @@ def count_held(plan: OrderPlan, layout: Layout) -> int:
     return max(held)
 
 
+def spread_run(plan: OrderPlan) -> int:
+    """Return how many neighbours an order spreads over the epoch nearly as far as a random order: a power of two.
+
+    Fewer come at few times of the epoch, because blocks are read at once and windows keep what is early and late in a
+    block apart. That is no harm unless they are alike, as those of a class are in a source that is sorted.
+
+    Args:
+        plan: The order.
+    """
+    length = 2
+    while 2 * length <= plan.num_samples:
+        number = max(1, min(plan.num_samples, _RUN_SAMPLES) // length)
+        starts = np.linspace(0, plan.num_samples - length, number).astype(np.int64)
+        positions = plan.positions_of((starts[:, None] + np.arange(length)).ravel()).reshape(number, length)
+        if positions.var(axis=1, ddof=1).mean() ** 0.5 >= _SPREAD * plan.num_samples / 12**0.5:
+            break
+        length *= 2
+    return length
+
+
 def read_amplification(
-    plan: OrderPlan, layout: Layout, batch_size: int, world_size: int, *, limit: int = LIMIT
+    plan: OrderPlan, layout: Layout, batch_size: int, world_size: int, *, in_memory: bool = False, limit: int = LIMIT
 ) -> float:
     """Return how many bytes all ranks together read in an epoch, as a multiple of the dataset's.
 
-    Each rank reads a block once for each lane in which it gets samples of it.
+    Each rank reads a block once for each lane in which it gets samples of it; or once, if it keeps all.
 
     Args:
         plan: The order.
         layout: The dataset.
         batch_size: Of one rank.
         world_size: How many ranks there are.
+        in_memory: Whether each rank has room for the whole dataset, and so keeps every block that it reads. Looked at
+            for up to ``limit`` samples.
         limit: About how many samples are looked at, if the ranks do not divide the lanes. Otherwise it is known.
     """
     if plan.num_samples == 0:
         return 1.0
+    if in_memory and plan.num_samples <= limit:
+        blocks = layout.blocks_of(plan.samples_at(np.arange(plan.num_samples)))
+        read = np.unique(_ranks(plan, plan.num_samples, batch_size, world_size) * layout.num_blocks + blocks)
+        return float(layout.block_sizes(read % layout.num_blocks).sum()) / plan.num_samples
     cut = 1 + plan.cut_samples() / plan.num_samples
     if plan.lanes % world_size == 0:
         return cut
     least = 4 * plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # so that most blocks are whole in it
     end = min(plan.num_samples, max(limit, least))
-    batches = Batches(end, batch_size, world_size, drop_last=False)
-    parts, start = [], 0
-    while (stop := batches.stop(start)) is not None:
-        parts.append(plan.ranks(start, stop, world_size))
-        start = stop
-    ranks, found = np.concatenate(parts), plan.locate(np.arange(end))
+    ranks, found = _ranks(plan, end, batch_size, world_size), plan.locate(np.arange(end))
     blocks = layout.blocks_of(found.samples)
     pieces = found.lanes * layout.num_blocks + blocks
     if end < plan.num_samples:
@@ -339,6 +363,18 @@ def read_amplification(
     read = np.unique(ranks * (plan.lanes * layout.num_blocks) + pieces) % layout.num_blocks
     amplification = float(layout.block_sizes(read).sum()) / len(pieces)
     return amplification if end == plan.num_samples else amplification * cut
+
+
+def _ranks(plan: OrderPlan, end: int, batch_size: int, world_size: int) -> IntArray:
+    """Return which rank gets each of the first positions of an epoch."""
+    if plan.lanes % world_size == 0:
+        return plan.ranks(0, end, world_size)
+    batches = Batches(end, batch_size, world_size, drop_last=False)
+    parts, start = [], 0
+    while (stop := batches.stop(start)) is not None:
+        parts.append(plan.ranks(start, stop, world_size))
+        start = stop
+    return np.concatenate(parts)
 
 
 def _some_batches(num_samples: int, batch_size: int, limit: int) -> IntArray:

@@ -27,9 +27,10 @@ from shardkit.inspection.mixing import (
     follow_plan,
     measure,
     read_amplification,
+    spread_run,
 )
 from shardkit.order.plan import LANES, OrderPlan, default_lanes
-from shardkit.storage.base import format_bytes
+from shardkit.storage.base import format_bytes, parse_bytes
 from shardkit.storage.local import LocalStorage
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class ShuffleReport:
         sample_bytes: How large a sample is in memory, on average.
         read_bytes: How many bytes one read of a block takes, on average.
         packed_shuffled: Whether the dataset was packed in a random order, so that its shards are random samples of it.
+        packed_in_order: Whether it was packed in its source's order. Of a dataset that ``pack`` has not made, neither
+            is known.
         batch_size: Of one rank.
         world_size: How many ranks share a global batch.
         lanes: How many lanes the order has.
@@ -70,8 +73,10 @@ class ShuffleReport:
         plan: What the order does.
         buffer: What webdataset's ``shuffle(1000)`` in 8 workers a rank does, simulated.
         uniform: What a random permutation does.
-        read_amplification: By number of ranks, how many bytes they read together, as a multiple of the dataset's; if
-            the whole dataset fits into a loader's ``memory``, less.
+        spread_run: How many neighbours are spread over the epoch nearly as in a random order. Of a source sorted by
+            class, classes of fewer samples are missing from long parts of an epoch, unless it was packed shuffled.
+        in_memory: Whether the whole dataset fits into a loader's ``memory``, so that each rank reads a block once.
+        read_amplification: By number of ranks, how many bytes they read together, as a multiple of the dataset's.
         sampled: Whether only some batches, shards and blocks were looked at, since there are so many.
     """
 
@@ -83,6 +88,7 @@ class ShuffleReport:
     sample_bytes: float
     read_bytes: float
     packed_shuffled: bool
+    packed_in_order: bool
     batch_size: int
     world_size: int
     lanes: int
@@ -91,6 +97,8 @@ class ShuffleReport:
     plan: Mixing
     buffer: Mixing
     uniform: Mixing
+    spread_run: int
+    in_memory: bool
     read_amplification: Mapping[int, float]
     sampled: bool
     _layout: Layout = field(repr=False, compare=False)
@@ -116,6 +124,14 @@ class ShuffleReport:
                 f"A shard has only {self.num_blocks / self.num_shards:.0f} blocks, so its samples come at few times of "
                 "the epoch. Pack it again with a smaller block_bytes."
             )
+        if self.packed_in_order and self.spread_run > 2:
+            yield (
+                "The dataset was packed in its source's order. If that is sorted by class, classes of fewer than about "
+                f"{self.spread_run:,} samples are missing from long parts of an epoch. Then pack it again, shuffled, "
+                "or use more lanes."
+            )
+        if self.in_memory:
+            return
         if self.lanes % self.world_size and amplification > _WASTEFUL:
             fitting = self.world_size * max(1, round(self.lanes / self.world_size))
             yield (
@@ -125,7 +141,7 @@ class ShuffleReport:
         elif amplification > _WASTEFUL:
             yield (
                 f"The ends of {self.lanes:,} lanes cut many of only {self.num_blocks:,} blocks in two, which are read "
-                "twice where the dataset does not fit into the loader's memory. Fewer lanes cut fewer."
+                "twice, as the dataset does not fit into the loader's memory. Fewer lanes cut fewer."
             )
 
     def to_json(self) -> str:
@@ -211,10 +227,11 @@ class ShuffleReport:
 
 def shuffle_report(
     url: str | PathLike[str],
-    batch_size: SupportsIndex,
+    batch_size: SupportsIndex = 256,
     *,
     world_size: SupportsIndex = 1,
     lanes: SupportsIndex | None = None,
+    memory: int | str = "1GB",
     seed: SupportsIndex = 0,
     epoch: SupportsIndex = 0,
     storage_options: Mapping[str, object] | None = None,
@@ -229,6 +246,7 @@ def shuffle_report(
         batch_size: Of one rank.
         world_size: How many ranks share a global batch.
         lanes: How many lanes the order has; unless it is said, as many as a loader chooses.
+        memory: As a loader is given it: of a dataset of no more, each rank reads a block once and keeps it.
         seed: Of the order.
         epoch: Of the order.
         storage_options: Passed to the storage.
@@ -257,12 +275,17 @@ def shuffle_report(
     if lanes is None:
         lanes = default_lanes(layout.num_blocks, tar_bytes / layout.num_blocks)
     plan = OrderPlan(layout.counts, layout.block_samples, seed=seed, epoch=epoch, lanes=lanes)
-    held = (count_held(plan, layout), _held_by_buffers(layout, world_size, BUFFER_SAMPLES), layout.num_samples)
+    in_memory = tar_bytes <= parse_bytes(memory)
+    ranks = sorted({n for n in WORLD_SIZES if n * batch_size <= layout.num_samples} | {1, world_size})
+    amplification = {n: read_amplification(plan, layout, batch_size, n, in_memory=in_memory) for n in ranks}
+    held_by_plan = round(amplification[world_size] * layout.num_samples) if in_memory else count_held(plan, layout)
+    held = (held_by_plan, _held_by_buffers(layout, world_size, BUFFER_SAMPLES), layout.num_samples)
     courses = _courses(layout, plan, batch_size, world_size)
     of_plan, of_buffer, of_uniform = (
         measure(course, layout, batch_size * world_size, n) for course, n in zip(courses, held, strict=True)
     )
-    ranks = sorted({n for n in WORLD_SIZES if n * batch_size <= layout.num_samples} | {1, world_size})
+    request = manifest.packed.get("request")
+    seed_of_pack: Any = request.get("seed", "") if isinstance(request, dict) else ""  # None if the order was kept
     return ShuffleReport(
         url=hide_secrets(manifest.url),
         num_samples=layout.num_samples,
@@ -271,7 +294,8 @@ def shuffle_report(
         block_samples=layout.block_samples,
         sample_bytes=tar_bytes / layout.num_samples,
         read_bytes=stored_bytes / layout.num_blocks,
-        packed_shuffled=_is_packed_shuffled(manifest),
+        packed_shuffled=isinstance(seed_of_pack, int),
+        packed_in_order=seed_of_pack is None,
         batch_size=batch_size,
         world_size=world_size,
         lanes=plan.lanes,
@@ -280,7 +304,9 @@ def shuffle_report(
         plan=of_plan,
         buffer=of_buffer,
         uniform=of_uniform,
-        read_amplification={n: read_amplification(plan, layout, batch_size, n) for n in ranks},
+        spread_run=spread_run(plan),
+        in_memory=in_memory,
+        read_amplification=amplification,
         sampled=layout.num_samples > LIMIT,
         _layout=layout,
     )
@@ -297,11 +323,6 @@ def _layout(manifest: Manifest) -> Layout:
                 url=manifest.url,
             )
     return Layout(np.array([shard.samples for shard in manifest.shards], dtype=np.int64), manifest.block_samples)
-
-
-def _is_packed_shuffled(manifest: Manifest) -> bool:
-    request: Any = manifest.packed.get("request")
-    return isinstance(request, dict) and isinstance(request.get("seed"), int)  # null where the order was kept
 
 
 def _courses(layout: Layout, plan: OrderPlan, batch_size: int, world_size: int) -> Iterator[Course]:

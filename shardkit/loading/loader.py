@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NoReturn, TypedDict
 
 from shardkit.errors import ArgumentError, StateError, check_choice, check_whole
 from shardkit.loading.batch_memory import BatchMaker
@@ -61,14 +61,25 @@ class ShardLoader:
     empty unless samples are skipped. The order depends on the dataset, ``seed``, the epoch and ``lanes`` only: not on
     ranks, workers or time.
 
-    A batch is a dict of the dataset's fields: a tensor if the values of all samples have one shape and type (images are
-    uint8, (batch, 3, height, width), with the channels last in memory), else a list; and ``__key__``, the list of keys.
+    A batch is a dict of the dataset's fields: a tensor if the values of all samples have one shape and type, else a
+    list; and ``__key__``, the list of keys: ``batch.pop("__key__")`` before ``model(**batch)``, or a ``collate_fn``,
+    leaves it out. Images are uint8, (batch, 3, height, width), with the channels last in memory: ``.flatten(1)`` takes
+    them, ``.view(batch, -1)`` does not. A stock ``DataLoader`` over the dataset makes other batches: images are (batch,
+    height, width, 3), and ``__url__`` is there, too.
+
+    Batches are in this machine's memory; where torch finds a GPU, their images and arrays are in pinned memory, so that
+    ``batch["image"].to("cuda", non_blocking=True)`` copies while the GPU computes.
 
     Each ``iter()`` is the next epoch, from 0, also if the one before was left early. An epoch of which no batch was
     taken is not counted. ``state_dict()`` may be called between any two batches. After ``load_state_dict()``, the
     loader resumes after the last batch that was returned, with any number of ranks, workers and samples a batch.
 
     A loader can be copied and pickled, as for a spawned process. The copy resumes where the loader is.
+
+    Lightning saves and loads a loader's state by itself. Accelerate does after ``register_for_checkpointing(loader)``;
+    its ``prepare`` leaves a loader as it is, so batches are copied to the GPU by your loop. An HF ``Trainer`` whose
+    ``get_train_dataloader`` returns a loader resumes with ``ignore_data_skip=True`` and a callback that saves the
+    loader's state in ``on_save`` and loads it in ``on_train_begin``.
 
     If several ranks must get the same samples (those of one tensor-parallel group), give each of them the same ``rank``
     and ``world_size``: the group's number and the number of groups.
@@ -196,6 +207,20 @@ class ShardLoader:
         """How many samples this rank has skipped in its latest epoch."""
         return self._skipped
 
+    @property
+    def sampler(self) -> NoReturn:
+        """Not there: loops that find one make a stock ``DataLoader`` of it, whose batches are other ones.
+
+        Raises:
+            AttributeError: Always, with what to do.
+        """
+        raise AttributeError(
+            "a ShardLoader has no sampler: its order is part of it. To resume with an HF Trainer, pass "
+            "ignore_data_skip=True, and give load_state_dict() in on_train_begin what state_dict() returned in on_save",
+            name="sampler",
+            obj=self,
+        )
+
     def __repr__(self) -> str:
         at = f"epoch={self._epoch:,}, position={self._position:,}"
         return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size:,}, {at})"
@@ -305,8 +330,8 @@ class ShardLoader:
             there, here = state.get(name), own[name]  # type: ignore[literal-required] # all of them are names of it
             if there != here or type(there) is not type(here):
                 raise StateError(
-                    f"the state has {name} {there!r}, this loader has {here!r}; {remedy.format(there)}, or begin an "
-                    "epoch with set_epoch() instead"
+                    f"the state has {name} {_short(there)}, this loader has {_short(here)}; {remedy.format(there)}, or "
+                    "begin an epoch with set_epoch() instead"
                 )
         for name, limit in (("epoch", sys.maxsize - 1), ("position", len(self.dataset))):
             value = state.get(name)
@@ -422,6 +447,11 @@ class _Pass:
     def _end(self, *, wait: bool) -> None:
         self._is_over = True
         self._engine.close(wait=wait)
+
+
+def _short(value: object) -> str:
+    """Return a value of a state as a message shows it: of a digest, as much as tells it from another."""
+    return f"'{value[:12]}...'" if isinstance(value, str) and len(value) > 12 else repr(value)
 
 
 def _restored(make: Callable[[], ShardLoader], place: Mapping[str, Any]) -> ShardLoader:

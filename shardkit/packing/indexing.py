@@ -14,6 +14,7 @@ from shardkit.errors import (
     DatasetError,
     DatasetExistsError,
     NoListingError,
+    UnfinishedDatasetError,
     check_path,
     check_paths,
     check_texts,
@@ -211,6 +212,12 @@ def _find_shards(
         except NoListingError:
             names = []
         shards = [ShardLocation(join(url, name)) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
+        if UNFINISHED_NAME in names and not shards:
+            raise UnfinishedDatasetError(
+                f"{url}: is unfinished, and none of its shards is complete; start again what wrote it, a ShardWriter "
+                "with resume=True",
+                url=url,
+            )
         found += shards or find_shards(url, storage_options)
     return with_class_lists(found, storage_options)
 

@@ -67,6 +67,7 @@ from shardkit.packing.writer import (
     too_large,
 )
 from shardkit.progress import track
+from shardkit.reading.dataset import ShardDataset
 from shardkit.sources.folders import ListedSource
 from shardkit.sources.shards import ShardSource
 from shardkit.storage.base import Storage, format_bytes, join, parse_bytes
@@ -77,7 +78,8 @@ from shardkit.storage.registry import storage_for
 T = TypeVar("T")
 
 PLAN_VERSION = 2
-_NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping)  # though some can be iterated over
+# What can be iterated over, or named, and gives no samples as they are stored.
+_NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, ShardDataset)
 _SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
 _CHECK_SAMPLES = 64  # are decoded by a worker at a time, where pack checks them
 _NAMED = 100  # fields that cannot be decoded are named in an error; the rest is counted
@@ -525,6 +527,7 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     )
     if not isinstance(source, ListedSource | Iterable) or isinstance(source, _NO_SOURCE):
         remedy = "; call it, to give the samples that it yields" if inspect.isgeneratorfunction(source) else ""
+        remedy = "; a ShardSource packs shards again" if isinstance(source, ShardDataset) else remedy
         raise ArgumentError(
             f"source is {type(source).__name__}, expected ImageFolder or another source, or samples{remedy}"
         )

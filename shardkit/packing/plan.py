@@ -122,7 +122,10 @@ def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
         return None
     shares = list(splits.values()) if isinstance(splits, Mapping) else []
     if not shares or not all(map(_is_share, shares)) or not abs(sum(shares) - 1) < 1e-9:
-        raise ArgumentError(f"splits: expected positive shares that add up to 1, as {{'train': 1.0}}, got {splits!r}")
+        raise ArgumentError(
+            "splits: expected positive shares that add up to 1, such as 0.9 for train and 0.1 for val, got "
+            f"{splits!r:.200}"
+        )
     for name in splits:
         if not isinstance(name, str) or not name or name[0] in ".-" or set(name) & set("/\\:\0"):
             raise ArgumentError(f"splits: {name!r} cannot be what a folder and its shards are called; write 'train'")

@@ -249,7 +249,7 @@ def check_apart(source: object, folders: Iterable[str]) -> None:
             raise ArgumentError(f"{folder}: lies where the samples are read from; choose another folder")
 
 
-def describe_function(function: Callable[..., object] | None) -> str | None:
+def describe_function(function: object) -> str | None:
     """Return a function's name and a hash of its code, so that a resumed pack notices that it changed."""
     if function is None:
         return None

@@ -3,9 +3,9 @@
 import copy
 import hashlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, NamedTuple, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,13 @@ from shardkit.sample import KEY, RESERVED, FieldSelection, Sample
 from shardkit.transforms.apply import FieldFunctions, Transform, decode_fields, parse_decode, undecoded_fields
 from shardkit.transforms.rng import Rng
 
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    _TorchDataset = Dataset[Any]
+else:
+    _TorchDataset = object  # a DataLoader asks for no more, and torch takes two seconds to import
+
 
 class Places(NamedTuple):
     """Where samples lie; an element a sample.
@@ -42,7 +49,7 @@ class Places(NamedTuple):
     row: IntArray
 
 
-class ShardDataset:
+class ShardDataset(_TorchDataset):
     """Read any sample of a dataset by its number, like an item of a list. Each is compared with its index.
 
     ``dataset[i]`` reads only the bytes of the fields asked for, and returns the same sample every time; of a zst shard
@@ -271,6 +278,11 @@ class ShardDataset:
         shard, row = self._place(number % len(self))
         raw = self._access.read_sample(shard, row, self.selection)
         return self.load(raw, Rng(derive(hash_key(raw[KEY]))) if self.transform.needs_rng else None)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Else Python would ask for numbers until an IndexError, and take one that a transform raises for the end.
+        for number in range(len(self)):
+            yield self[number]
 
     def _place(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its row in the shard."""

@@ -1,5 +1,7 @@
 """A condition on index columns, or numbers, or a mask -> the selected samples, found before any shard is read."""
 
+import operator
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
 Where: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]"
 
 _ROW = "__row__"
+_COMPARISONS = {
+    "=": operator.eq,  # as pyarrow has it
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 class Filter:
@@ -49,7 +60,7 @@ class Filter:
         import pyarrow as pa
 
         self._where = where
-        self._expression = _parse(where)
+        self._expression = _parse(where, types)
         self._types = types
         empty = pa.table({name: pa.nulls(0, type=kind) for name, kind in types.items()})
         try:
@@ -182,20 +193,40 @@ def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> IntA
     return numbers
 
 
-def _parse(where: Where) -> "pc.Expression":
+def _parse(where: Where, types: "Mapping[str, pa.DataType]") -> "pc.Expression":
     import pyarrow as pa
     from pyarrow.compute import Expression
-    from pyarrow.parquet import filters_to_expression
 
     if isinstance(where, Expression):
         return where
     try:
-        return filters_to_expression(where)
+        groups: Any = [where] if isinstance(where[0][0], str) else where
+        alternatives = [reduce(operator.and_, [_condition(one, types) for one in group]) for group in groups]
+        return reduce(operator.or_, alternatives)
     except (TypeError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
         raise ArgumentError(
             f"where is {where!s:.200} ({error}), expected an expression of pyarrow.compute, or a list of conditions "
             'as [("label", "==", 3)], or a list of such lists'
         ) from error
+
+
+def _condition(condition: tuple[str, str, Any], types: "Mapping[str, pa.DataType]") -> "pc.Expression":
+    """Return what a condition means."""
+    import pyarrow as pa
+    from pyarrow.compute import field
+
+    name, sign, value = condition
+    column = field(name)
+    if sign in ("in", "not in"):
+        if isinstance(value, str | bytes):
+            raise ValueError(f"{value!r} is no list of values")
+        values = value if isinstance(value, pa.Array | pa.ChunkedArray) else list(value)
+        # An empty list has no type of its own that could be compared with the column's.
+        found = column.isin(values if len(values) else pa.array([], type=types.get(name)))
+        return found if sign == "in" else ~found & column.is_valid()
+    if sign not in _COMPARISONS:
+        raise ValueError(f"{sign!r} is not a valid operator")
+    return _COMPARISONS[sign](column, value)
 
 
 def _types(manifest: Manifest, file: ColumnFile | None, indexes: Indexes) -> "dict[str, pa.DataType]":

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from shardkit.errors import ArgumentError, SourceError, check_path, check_texts
+from shardkit.errors import ArgumentError, SourceError, check_path, check_texts, hide_secrets
 from shardkit.sample import KEY, SOURCE, Sample, stored_field
 from shardkit.sources.filenames import (
     IMAGE_FIELDS,
@@ -287,6 +287,11 @@ class FileFolder(_Files):
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a folder that are not hidden, in the order of their names; links are followed."""
     path = check_path("folder", folder)
+    if is_remote(path):
+        raise SourceError(
+            f"{hide_secrets(path)}: is not on this machine, and folders are read from its file systems only; copy it, "
+            "or give pack() a generator of samples that are read there. A ShardSource reads shards of any URL"
+        )
     with os_errors(path):
         is_folder = Path(path).is_dir()
     if not is_folder:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import ArgumentError, SourceError, check_path
+from shardkit.errors import ArgumentError, SourceError, check_path, hide_secrets
+from shardkit.storage.base import is_remote
 from shardkit.storage.os_errors import check_is_file, os_errors
 
 _TOO_MANY = 10  # images, each with a class of its own: they are captions
@@ -109,7 +110,14 @@ def read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Map
     """
     if isinstance(labels, Mapping):
         return labels
-    path = Path(check_path("labels", labels))
+    if not isinstance(labels, str | os.PathLike):
+        raise ArgumentError(
+            f"labels is {type(labels).__name__}, expected a mapping of path or key to label, or the name of a .csv or "
+            ".json file; of a table, dict(zip(table['path'], table['label'])) makes a mapping"
+        )
+    if is_remote(url := check_path("labels", labels)):
+        raise SourceError(f"{hide_secrets(url)}: labels are read from this machine only; copy the file")
+    path = Path(url)
     read = {".json": _read_json, ".csv": _read_csv}.get(path.suffix.lower())
     if read is not None:
         with os_errors(os.fspath(path)):

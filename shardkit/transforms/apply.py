@@ -8,8 +8,9 @@ Where an image transform comes first for a field, the field is not decoded befor
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import ArgumentError, SampleError
@@ -19,12 +20,16 @@ from shardkit.transforms.image_source import PendingImage
 from shardkit.transforms.resize import Pixels
 from shardkit.transforms.rng import Rng
 
-FieldFunctions: TypeAlias = (
-    Mapping[str, Callable[..., Any]]
-    | Mapping[tuple[str, ...], Callable[..., Any]]
-    | Mapping[str | tuple[str, ...], Callable[..., Any]]
-)
-"""Functions of single fields' values, by their names; or of dicts of several fields' values, by tuples of names."""
+
+class FieldFunctions(Protocol):
+    """A mapping of functions: of single fields' values by their names, of dicts of several by tuples of names.
+
+    To type checkers it is whatever has such items: a ``Mapping`` of names alone is no ``Mapping`` of names or tuples.
+    """
+
+    def items(self) -> AbstractSet[tuple[str | tuple[str, ...], Callable[..., Any]]]:
+        """Return names, or tuples of names, and their functions."""
+        ...
 
 
 _AS_THEY_SAY = Decoder()
@@ -103,11 +108,10 @@ class Transform:
         Raises:
             ArgumentError: It is none of these.
         """
-        functions = transform.values() if isinstance(transform, Mapping) else [transform]
-        if transform is not None and not all(callable(function) for function in functions):
-            raise ArgumentError(f"{name} is {transform!r}, expected a function, or a mapping of names to functions")
-        if not isinstance(transform, Mapping):
+        if transform is None or (callable(transform) and not isinstance(transform, Mapping)):
             return cls(name, transform)
+        if not isinstance(transform, Mapping) or not all(callable(function) for function in transform.values()):
+            raise ArgumentError(f"{name} is {transform!r}, expected a function, or a mapping of names to functions")
         return cls(name, None, (FieldFunction(fields, function) for fields, function in transform.items()))
 
     def check_names(self, known: Collection[str]) -> None:

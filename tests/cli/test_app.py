@@ -83,6 +83,12 @@ def test_help_reads_well_and_has_an_example(command):
     assert command in invoke("--help").stdout
 
 
+def test_the_list_of_commands_is_not_cut(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert "..." not in invoke("--help").stdout.replace("COMMAND [ARGS]...", "")
+
+
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("command", [[], ["pack"], ["cache"], ["cache", "clear"]])
 def test_help_is_there_by_both_names(command, option):

@@ -413,3 +413,22 @@ def test_a_bomb_in_a_bomb_is_refused():
         "it holds more than the limit, max_decompressed_bytes=1,048,576",
         Decoder(max_decompressed_bytes=MIB),
     )
+
+
+LOOP = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"a": 1, "b": [0, {"c": np.int64(3)}]}, r"the value at \['b'\]\[1\]\['c'\]: Object of type int64 is not JSON"),
+        ([1.0, (float("nan"),)], r"the value at \[1\]\[0\]: Out of range float"),
+        ({("a", 1): 2}, r"from dict: keys must be str"),
+        (np.float32(1), r"from float32: Object of type float32 is not JSON"),
+        (LOOP, r"the value at (\[0\]){20}\.\.\.: Circular reference"),
+    ],
+)
+def test_what_json_does_not_know_is_named(value, says):
+    with pytest.raises(CodecError, match=says):
+        encode("json", value)

@@ -20,6 +20,7 @@ from shardkit.inspection.mixing import (
     follow_plan,
     measure,
     read_amplification,
+    spread_run,
 )
 from shardkit.order.plan import Batches, OrderPlan
 
@@ -172,6 +173,23 @@ def test_the_bytes_that_ranks_read_are_estimated_from_some_of_the_epoch(world_si
 
     assert 1.1 < whole < 1.3
     assert some == pytest.approx(whole, rel=0.015)
+
+
+@pytest.mark.parametrize("block_samples", [1, 16, 488])
+@pytest.mark.parametrize("lanes", [1, 15, 60])
+def test_neighbours_are_spread_from_the_length_that_is_said(block_samples, lanes):
+    layout = layout_of([4096, 4000, 96], block_samples)
+    plan = plan_of(layout, lanes)
+    positions = plan.positions_of(np.arange(8192))
+
+    def spread(length):
+        runs = positions[: 8192 // length * length].reshape(-1, length)
+        return runs.var(axis=1, ddof=1).mean() ** 0.5 / (8192 / 12**0.5)
+
+    length = spread_run(plan)
+
+    assert length == next(2**n for n in range(1, 13) if spread(2**n) >= 0.97 or 2**n == 4096)
+    assert length == 2 or block_samples > 1
 
 
 def test_the_samples_that_are_held_are_counted():

@@ -134,9 +134,53 @@ def test_ranks_that_do_not_divide_the_lanes_are_advised_lanes_that_they_do(write
 
 
 def test_lanes_that_cut_many_blocks_are_explained(write):
-    report = shuffle_report(write([100] * 20), 8)
+    report = shuffle_report(write([100] * 20), 8, memory="119MB")
 
     assert any("cut many of only 140 blocks in two" in advice for advice in report.advice)
+
+
+@pytest.mark.parametrize(
+    ("packed", "in_order"),
+    [({"request": {"seed": None}}, True), ({"request": {"seed": 0}}, False), ({}, False), ({"request": {}}, False)],
+)
+def test_a_dataset_that_was_packed_in_order_is_to_be_packed_again(write, packed, in_order):
+    report = shuffle_report(write([5000], block_samples=488, packed=packed), 64)
+    advised = [text for text in report.advice if "packed in its source's order" in text]
+
+    assert report.packed_in_order == in_order == bool(advised)
+    said = " ".join(text_of(report).split())
+    assert ("is not known. If they are sorted by class, classes of fewer than about" in said) == (
+        not (in_order or report.packed_shuffled)
+    )
+
+
+def test_a_sorted_source_is_reported_as_badly_mixed_where_it_is(tmp_path):
+    """By shards and blocks it is mixed well, and still classes of fewer samples than are named come late."""
+    samples = ({"__key__": f"{i:04d}", "cls": i // 100, "bin": bytes(2000)} for i in range(5000))
+    pack(samples, tmp_path / "sorted", shuffle=False, compression="none", progress=False)
+    report = shuffle_report(tmp_path / "sorted", 64)
+    plan = ShardDataset(str(tmp_path / "sorted")).order(seed=0, epoch=0, lanes=report.lanes)
+    first_quarter = plan.samples_at(np.arange(1250))
+
+    assert len(set(first_quarter // 100)) <= 47  # of 50 classes; of a random order: all
+    assert report.plan.effective_batch_by_block > 0.98
+    assert report.plan.dispersion_by_block > 0.95
+    assert 100 < report.spread_run <= 1024
+    assert len(set(first_quarter // report.spread_run)) == -(-5000 // report.spread_run)
+    assert shuffle_report(tmp_path / "sorted", 64, lanes=240).spread_run < report.spread_run
+    assert f"classes of fewer than about {report.spread_run:,} samples are missing" in report.advice[0]
+    assert "pack it again, shuffled, or use more lanes" in report.advice[0]
+
+
+def test_what_fits_into_memory_is_said_to_be_read_once_and_not_twice_to_be_held(write):
+    folder = write([100] * 20)
+    whole = 2000 * SAMPLE_BYTES
+    fits, does_not = (shuffle_report(folder, 8, memory=memory) for memory in (whole, whole - 1))
+
+    assert (fits.in_memory, fits.read_amplification[1], fits.plan.held_samples) == (True, 1, 2000)
+    assert fits.advice == ()
+    assert not does_not.in_memory
+    assert does_not.read_amplification[1] > 1.1
 
 
 def test_of_a_large_dataset_some_is_looked_at_and_it_is_said(write):
@@ -227,6 +271,18 @@ def test_the_command_draws_it(write):
     assert (done.exit_code, (folder / "a.png").exists()) == (0, True)
 
 
-def test_the_command_needs_a_dataset_and_a_batch_size(write):
+def test_the_command_needs_a_dataset_alone(write):
+    folder = write([5])
+
     assert "has no manifest.json" in invoke("no/such/folder", "--batch-size", 4).stderr
-    assert "--batch-size" in invoke(write([5])).stderr
+    assert invoke(folder).stdout == text_of(shuffle_report(folder, 256)) + "\n"
+
+
+def test_text_is_as_wide_as_the_terminal(write, monkeypatch):
+    report = shuffle_report(write([500] * 100), 64)
+    monkeypatch.setenv("COLUMNS", "50")
+    narrow = [line for line in format_shuffle_report(report) if line.startswith("spread: ")]
+    monkeypatch.setenv("COLUMNS", "300")
+    wide = [line for line in format_shuffle_report(report) if line.startswith("spread: ")]
+
+    assert len(narrow[0]) <= 50 < len(wide[0]) <= 100

@@ -239,7 +239,10 @@ def test_a_state_is_small_json_and_the_same_on_every_rank(dataset):
         ({"seed": 5}, "seed 5, this loader has 0; pass seed=5"),
         ({"lanes": 3}, "lanes 3, this loader has .*; pass lanes=3"),
         ({"shuffle": False}, "shuffle False, this loader has True; pass shuffle=False"),
-        ({"dataset": "0" * 64}, "dataset '0000.* open the dataset and the selection"),
+        (
+            {"dataset": "0" * 64},
+            r"dataset '0{12}\.\.\.', this loader has '\w{12}\.\.\.'; open the dataset and the selection",
+        ),
         ({"block_samples": 99}, "block_samples 99.* restore its index"),
         ({"version": 2}, "of version 2, this shardkit reads version 1"),
         ({"position": -1}, "position -1, expected a number from 0 to 211"),
@@ -280,6 +283,18 @@ def test_another_selection_is_another_dataset(dataset):
 
     with pytest.raises(shardkit.StateError, match="open the dataset and the selection"):
         ShardLoader(dataset.subset(range(100)), 8).load_state_dict(state)
+
+
+def test_a_loop_that_asks_for_a_sampler_is_told_what_to_do(dataset):
+    """Accelerate's skip_first_batches would make a DataLoader of it, without the transform."""
+    loader = ShardLoader(dataset, 8)
+
+    assert not hasattr(loader, "sampler")
+    assert not hasattr(loader, "batch_sampler")
+    with pytest.raises(
+        AttributeError, match=r"no sampler.*ignore_data_skip=True.*load_state_dict\(\) in on_train_begin"
+    ):
+        _ = loader.sampler
 
 
 # -- epochs

@@ -37,6 +37,7 @@ from shardkit.format.manifest import read_manifest
 from shardkit.format.tar import END_OF_ARCHIVE
 from shardkit.loading.stream import ShardStream
 from shardkit.packing.job import pack
+from shardkit.reading.dataset import ShardDataset
 from shardkit.reading.forward import ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, URL
 from shardkit.sources.folders import FileFolder, ImageFolder
@@ -60,6 +61,13 @@ def test_a_function_that_would_yield_the_samples_is_to_be_called(tmp_path):
 
     with pytest.raises(ArgumentError, match=r"source is function, expected .*; call it, to give"):
         pack(generate, tmp_path / "a")
+
+
+def test_a_dataset_is_packed_again_as_it_is_stored(tmp_path):
+    pack(samples(3), tmp_path / "a", progress=False)
+
+    with pytest.raises(ArgumentError, match=r"source is ShardDataset, expected .*; a ShardSource packs shards again"):
+        pack(ShardDataset(tmp_path / "a"), tmp_path / "b")
 
 
 def small(number):

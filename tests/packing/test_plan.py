@@ -144,7 +144,7 @@ def test_the_assignment_is_pinned():
     "splits", [{}, {"train": 0.5}, {"train": 1.2, "val": -0.2}, {"train": 1.0, "val": 0.0}, {"train": float("nan")}]
 )
 def test_shares_that_are_no_shares_are_refused(splits):
-    with pytest.raises(ArgumentError, match="expected positive shares that add up to 1"):
+    with pytest.raises(ArgumentError, match=r"expected positive shares that add up to 1, such as 0\.9 for train"):
         check_splits(splits)
 
 

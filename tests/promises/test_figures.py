@@ -92,7 +92,7 @@ def test_keys_of_a_loader_are_mixed_as_promised_and_as_the_report_says(tmp_path,
     batches = iter(loader)
     keys = np.array([int(key) for batch in batches for key in batch["__key__"]])
     shards = np.repeat(np.arange(len(sizes)), sizes)[keys]
-    report = shuffle_report(tmp_path / "train", BATCH_SIZE)
+    report = shuffle_report(tmp_path / "train", BATCH_SIZE, memory=order.OPEN_BYTES)
 
     assert loader.state_dict()["lanes"] == 240
     assert sorted(keys) == list(range(100_000))
@@ -108,17 +108,21 @@ def test_keys_of_a_loader_are_mixed_as_promised_and_as_the_report_says(tmp_path,
 # -- bytes that are read
 
 
+@pytest.mark.parametrize("fits", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 5, 7])
-def test_ranks_read_as_many_bytes_as_the_report_says(equals, watch_reads, world_size):
+def test_ranks_read_as_many_bytes_as_the_report_says(equals, watch_reads, world_size, fits):
     read = []
     watch_reads(lambda url, _, size: read.append(size) if url.endswith(".tar") else None)
-    options = {"lanes": 30, "world_size": world_size, "num_workers": 1, "memory": 1500 * 1024 - 1}
+    options = {"lanes": 30, "world_size": world_size, "memory": "2MB" if fits else 1500 * 1024 - 1}
     for rank in range(world_size):
-        list(ShardLoader(ShardDataset(equals), 4, rank=rank, **options))
-    says = shuffle_report(equals, 4, world_size=world_size, lanes=30).read_amplification[world_size]
+        list(ShardLoader(ShardDataset(equals), 4, rank=rank, num_workers=1, **options))
+    report = shuffle_report(equals, 4, **options)
+    says = report.read_amplification[world_size]
 
+    assert report.in_memory == fits
     assert sum(read) == pytest.approx(1500 * 1024 * says)
     assert says < (1.15 if 30 % world_size == 0 else 2)  # but for the blocks that the ends of lanes cut, it is 1
+    assert not fits or report.plan.held_samples * 1024 == sum(read)
 
 
 def test_what_fits_into_memory_is_read_once(equals, watch_reads):

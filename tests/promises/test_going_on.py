@@ -259,3 +259,15 @@ def test_an_unfinished_pack_is_not_finished_by_indexing(tmp_path):
         shardkit.index_shards(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "unfinished.json"]
+
+
+def test_what_has_no_complete_shard_yet_is_not_advised_to_be_indexed(tmp_path):
+    writer = shardkit.ShardWriter(tmp_path / "out", **OPTIONS).__enter__()
+    writer.write(sample(0))
+    writer.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+
+    with pytest.raises(
+        UnfinishedDatasetError, match=r"none of its shards is complete; start again what wrote it"
+    ) as caught:
+        shardkit.index_shards(tmp_path / "out")
+    assert "shardkit index" not in str(caught.value)

@@ -291,6 +291,13 @@ def test_a_condition_on_columns_made_of_others_is_decided(tmp_path):
     assert numbers(many) == [17, 18, 19]
 
 
+def test_an_index_error_of_a_transform_is_not_the_end_of_a_dataset(folder):
+    dataset = ShardDataset(folder, fields={"label": "cls"}, transform={"label": lambda label: "abc"[label]})
+
+    with pytest.raises(IndexError, match="out of range"):
+        list(dataset)
+
+
 def test_a_dataset_of_no_samples_is_one(folder, tmp_path):
     nothing = ShardDataset(folder, where=[("label", ">", 99)])
     index_shards([], out=tmp_path / "empty")

@@ -1,5 +1,8 @@
 """A condition selects the rows that satisfy it, also of shards whose columns are missing or null."""
 
+from datetime import datetime
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -11,6 +14,8 @@ from shardkit.reading.filters import Filter
 
 TYPES = {"label": pa.int64(), "width": pa.float64(), "__key__": pa.string()}
 OPERATORS = {
+    "in": lambda a, b: a in b,
+    "not in": lambda a, b: a not in b,
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
     "<": lambda a, b: a < b,
@@ -18,7 +23,10 @@ OPERATORS = {
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
 }
-conditions = st.tuples(st.just("label"), st.sampled_from(sorted(OPERATORS)), st.integers(-2, 6))
+collections = st.lists(st.integers(-2, 6), max_size=3).flatmap(lambda some: st.sampled_from([some, (*some,), {*some}]))
+conditions = st.sampled_from(sorted(OPERATORS)).flatmap(
+    lambda sign: st.tuples(st.just("label"), st.just(sign), collections if sign.endswith("in") else st.integers(-2, 6))
+)
 
 
 @given(
@@ -35,6 +43,37 @@ def test_rows_are_selected_as_python_would(labels, where):
 
     assert Filter(where, TYPES).select(rows).tolist() == expected
     assert Filter(where[0], TYPES).select(rows).tolist() == Filter([where[0]], TYPES).select(rows).tolist()
+
+
+@pytest.mark.parametrize("nothing", [[], (), set(), frozenset(), range(0), np.array([]), {}.keys(), pa.array([])])
+@pytest.mark.parametrize("column", ["label", "width", "name", "day", "is_good", "__key__"])
+def test_nothing_is_in_an_empty_collection_and_all_is_not(column, nothing):
+    types = {**TYPES, "name": pa.string(), "day": pa.timestamp("us"), "is_good": pa.bool_()}
+    values = {"day": [datetime(2026, 1, 1), None], "is_good": [True, None], "label": [1, None], "width": [1.5, None]}  # noqa: DTZ001
+    rows = pa.table({column: pa.array(values.get(column, ["a", None]), type=types[column])})
+
+    assert Filter([(column, "in", nothing)], types).select(rows).tolist() == []
+    assert Filter([(column, "not in", nothing)], types).select(rows).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ([("label", "in", 3)], "'int' object is not iterable"),
+        ([("name", "in", "abc")], "'abc' is no list of values"),
+        ([("label", "~", 3)], "'~' is not a valid operator"),
+        ([("label", "==")], "not enough values"),
+        ([], "index out of range"),
+        ([[]], "index out of range"),
+        ("label", "not enough values"),
+        (3, "not subscriptable"),
+    ],
+)
+def test_what_is_no_condition_is_an_error_that_shows_one(where, problem):
+    with pytest.raises(
+        ArgumentError, match=rf"where is .*{problem}.*expected an expression.*\[\(\"label\", \"==\", 3\)\]"
+    ):
+        Filter(where, TYPES)
 
 
 @pytest.mark.parametrize("missing", [{}, {"label": pa.nulls(3)}])

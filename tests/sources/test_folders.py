@@ -4,6 +4,7 @@ import json
 import os
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -292,10 +293,20 @@ def test_what_is_no_folder_is_an_error(tmp_path, source):
         source("")
 
 
-@pytest.mark.parametrize("labels", [3, b"labels.csv", [("a", 1)]])
+@pytest.mark.parametrize("labels", [3, b"labels.csv", [("a", 1)], pa.table({"path": ["a.jpg"], "label": [1]})])
 def test_labels_that_are_neither_a_mapping_nor_a_file_are_refused(tmp_path, labels):
-    with pytest.raises(ArgumentError, match="labels must be text or a path, got"):
+    with pytest.raises(ArgumentError, match=f"labels is {type(labels).__name__}, expected a mapping of path or key"):
         ImageFolder(make(tmp_path, ["a.jpg"]), labels=labels)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/photos", "https://me:secret@host/photos", "memory://photos"])
+def test_what_is_elsewhere_is_an_error_that_says_how_to_pack_it(tmp_path, url):
+    for source in (ImageFolder, FileFolder):
+        with pytest.raises(SourceError, match=r"photos: is not on this machine.* a generator.*ShardSource") as caught:
+            source(url)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(SourceError, match=r"photos\.csv: labels are read from this machine only; copy the file"):
+        ImageFolder(make(tmp_path, ["a.jpg"]), labels=f"{url}.csv")
 
 
 def test_numpys_whole_numbers_are_labels(tmp_path):
