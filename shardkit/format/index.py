@@ -87,7 +87,7 @@ class BlockTable:
         Where blocks cannot be read on their own, the stored size is 0.
         """
         rows = np.zeros(len(self), dtype=BLOCK_TYPE)
-        for name in ("offset", "size", "crc32"):
+        for name in PARTS:
             rows[name] = getattr(self, name)
         if len(self.stored_offset):
             rows["stored_offset"], rows["stored_size"] = self.stored_offset, self.stored_size

@@ -317,7 +317,7 @@ class _Archive:
             raise self._error(offset, problem)
         if size > self._max_member_bytes:
             problem = f"has a member {name!r} of {size:,} bytes, expected at most {self._max_member_bytes:,}"
-            raise self._error(offset, f"{problem}; if it is meant to be so large, raise max_member_bytes")
+            raise self._error(offset, f"{problem}; fetch or write it again, in smaller members")
         return size
 
     def _check_end(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.hashing import Permutation, derive, mix64_array, shuffled
-from shardkit.order.plan import Batches, IntArray, OrderPlan
+from shardkit.order.plan import Batches, IntArray, OrderPlan, prefix_sums
 
 CORRELATION = 0.1
 """How alike two samples of one shard, or block, are taken to be (intraclass correlation), to say what it costs."""
@@ -56,11 +56,11 @@ class Layout:
 
     @cached_property
     def _first_sample(self) -> IntArray:
-        return np.concatenate([[0], np.cumsum(self.counts)])
+        return prefix_sums(self.counts)
 
     @cached_property
     def _first_block(self) -> IntArray:
-        return np.concatenate([[0], np.cumsum(-(-self.counts // self.block_samples))])
+        return prefix_sums(-(-self.counts // self.block_samples))
 
     def shards_of(self, samples: IntArray) -> IntArray:
         """Return the shards that samples are in."""

@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any, Literal, Protocol, TypeVar
 
-from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_importable, check_whole
+from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_choice, check_importable, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -78,8 +78,7 @@ class Workers:
     ) -> None:
         if num_workers is not None:
             num_workers = check_whole("num_workers", num_workers, least=1)
-        if worker_type not in ("thread", "process"):
-            raise ArgumentError(f"worker_type must be 'thread' or 'process', got {worker_type!r}")
+        check_choice("worker_type", worker_type, ("thread", "process"))
         if hasattr(executor, "get_executor"):  # a Client of Dask, whose futures are others
             kind = type(executor).__name__
             raise ArgumentError(f"executor is a {kind}, expected an executor; pass client.get_executor()")

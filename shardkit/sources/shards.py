@@ -171,7 +171,7 @@ class ListedShards:
         """The index's numbers by column; -1 where a sample has no such field."""
         import pyarrow.compute as pc
 
-        names = [OFFSET, SIZE, _SHARD, *(f"{f}:{part}" for f in self._fields for part in ("offset", "size", "crc32"))]
+        names = [OFFSET, SIZE, _SHARD, *(f"{f}:{part}" for f in self._fields for part in PARTS)]
         columns = {name: self._rows.column(name).cast("int64") for name in names}
         return {name: pc.fill_null(column, -1).to_numpy() for name, column in columns.items()}
 

@@ -1,7 +1,7 @@
 """Where bytes come from and go to. Everything that shardkit reads or writes goes through a ``Storage``.
 
 A storage reads ranges and forward streams, and it publishes whole files or nothing: what is being written has a
-temporary name until it is complete and on the disk. Which storage serves a URL is said in ``schemes``; a storage that
+temporary name until it is complete and on the disk. Which storage serves a URL is said in ``registry``; a storage that
 adds something, such as a cache, holds another one.
 """
 

@@ -302,7 +302,7 @@ def test_a_member_above_the_limit_is_an_error_that_names_the_limit(wanted):
     assert len(read_all(data, max_member_bytes=1000, wanted=wanted)) == 1
     assert str(error_of(data, max_member_bytes=999, wanted=wanted)) == (
         f"shard {URL}: at byte 0 it has a member 'a.jpg' of 1,000 bytes, expected at most 999; "
-        "if it is meant to be so large, raise max_member_bytes"
+        "fetch or write it again, in smaller members"
     )
     assert "5,368,709,120 bytes, expected at most 4,294,967,296" in str(error_of(header(size=5 * GIB), 6 * GIB))
 
