@@ -1,15 +1,12 @@
 """Where bytes come from and go to. Everything that shardkit reads or writes goes through a ``Storage``.
 
 A storage reads ranges and forward streams, and it publishes whole files or nothing: what is being written has a
-temporary name until it is complete and on the disk. Which storage serves a URL is said in ``registry``; a storage that
-adds something, such as a cache, holds another one.
+temporary name until it is complete and on the disk. ``registry`` finds the storage that serves a URL.
 """
 
 import contextlib
-import io
 import logging
 import operator
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -133,44 +130,6 @@ class Storage(Protocol):
     def delete(self, url: str) -> None:
         """Delete a file; nothing happens if there is none."""
         ...
-
-
-class RangeFile(io.RawIOBase):
-    """A seekable file over ranges of a storage, for libraries that want one. Each read is one range."""
-
-    def __init__(self, storage: Storage, url: str, *, fresh: bool = False) -> None:
-        super().__init__()
-        self._storage = storage
-        self._url = url
-        self._size = storage.info(url).size
-        self._position = 0
-        self._fresh = fresh
-
-    def seekable(self) -> bool:
-        """See ``io.RawIOBase.seekable``."""
-        return True
-
-    def readable(self) -> bool:
-        """See ``io.RawIOBase.readable``."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """See ``io.RawIOBase.seek``."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        """See ``io.RawIOBase.tell``."""
-        return self._position
-
-    def read(self, size: int = -1, /) -> bytes:
-        """See ``io.RawIOBase.read``."""
-        rest = max(0, self._size - self._position)
-        size = rest if size < 0 else min(size, rest)
-        data = self._storage.read_range(self._url, self._position, size, fresh=self._fresh) if size else b""
-        self._position += size
-        return data
 
 
 def read_right(url: str, read: Callable[..., T]) -> T:

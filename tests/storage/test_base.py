@@ -1,6 +1,5 @@
 """Files appear whole or not at all, and what is read is all of what was asked for."""
 
-import io
 import os
 import sys
 import threading
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import ArgumentError, DatasetExistsError, TruncatedShardError
-from shardkit.storage.base import TEMPORARY_PREFIX, RangeFile, format_bytes, join, parse_bytes, split_url
+from shardkit.storage.base import TEMPORARY_PREFIX, format_bytes, join, parse_bytes, split_url
 from shardkit.storage.local import LocalStorage, local_path, remove_temporary_files
 from shardkit.storage.registry import storage_for
 
@@ -182,25 +181,6 @@ def test_a_pipe_gives_all_that_is_asked_for_however_it_comes(monkeypatch):
 
     assert stream.size is None
     assert (first, rest) == (data[:100_000], data[200_000:])
-
-
-@given(
-    data=st.binary(max_size=50),
-    steps=st.lists(st.tuples(st.sampled_from(["read", 0, 1, 2]), st.integers(-5, 60)), max_size=8),
-)
-def test_a_file_of_ranges_is_like_any_file(tmp_path_factory, data, steps):
-    path = tmp_path_factory.mktemp("file") / "a"
-    path.write_bytes(data)
-    ours, theirs = RangeFile(STORAGE, str(path)), io.BytesIO(data)
-    for what, number in steps:
-        if what == "read":
-            assert ours.read(number) == theirs.read(number)
-        else:
-            base = {0: 0, 1: theirs.tell(), 2: len(data)}[what]
-            if base + number >= 0:
-                assert ours.seek(number, what) == theirs.seek(number, what)
-
-    assert ours.tell() == theirs.tell()
 
 
 def test_local_urls_are_paths(tmp_path):
