@@ -24,6 +24,7 @@ from shardkit.storage.base import FileInfo, ended
 from shardkit.storage.connections import Network, begin_anew, describe_failure, send_get
 from shardkit.storage.responses import (
     AGAIN,
+    AGAIN_CODES,
     MISSING,
     Refusal,
     Version,
@@ -42,8 +43,6 @@ _MAX_RESERVED_BYTES = 1 << 26
 _READ_OVER = 1 << 21  # bytes, rather than ask anew: what a connection brings in the time of a request
 _MAX_WRONG_ANSWERS = 2  # in a read, before it is given up
 _MAX_VERSIONS = 1 << 16  # are remembered
-
-_AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"})
 
 
 class Signer(Protocol):
@@ -373,7 +372,7 @@ class RangeStream:
     def _handle(self, refusal: Refusal, attempts: Attempts) -> str:
         """Wait until another try makes sense, or raise."""
         url, status = self.url, refusal.status
-        if status in AGAIN or refusal.code in _AGAIN_CODES:
+        if status in AGAIN or refusal.code in AGAIN_CODES:
             attempts.fail(self._doing, str(refusal), pause=asked_pause(refusal.headers.get("retry-after")))
             return ""
         if attempts.renewals < 2 and self._ranges.signer.renew(url, refusal):

@@ -20,6 +20,9 @@ MISSING = frozenset({404, 410})
 FORBIDDEN = frozenset({401, 403, 407})
 """What answers mean by their numbers: that it may go better soon; that there is nothing; that it is not allowed."""
 
+AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"})
+"""What S3 calls it when the next try may go better, whatever the number of the answer is."""
+
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")

@@ -4,17 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardkit.errors import AccessError, ArgumentError, MissingFileError, StorageError, hide_secrets
-from shardkit.storage.responses import AGAIN, EXPIRED, FORBIDDEN, asked_pause
+from shardkit.storage.responses import AGAIN, AGAIN_CODES, EXPIRED, FORBIDDEN, asked_pause
 from shardkit.storage.retry import Attempts
 from shardkit.storage.s3.session import S3Options, advise, no_credentials, session_for
 
-AGAIN_CODES = frozenset(
-    {
-        *["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"],
-        *["BadDigest", "XAmzContentSHA256Mismatch"],  # it was damaged on its way
-    }
-)
-"""What S3 calls it when the next try may go better, whatever the status is."""
+_DAMAGED_ON_ITS_WAY = frozenset({"BadDigest", "XAmzContentSHA256Mismatch"})
 
 
 class RefusedError(Exception):
@@ -96,7 +90,7 @@ class Caller:
                 headers = about.get("HTTPHeaders", {})
                 code, status = str(said.get("Code", "")), int(about.get("HTTPStatusCode", 0))
                 refused = RefusedError(status, code, str(said.get("Message", "")))
-                if status in AGAIN or code in AGAIN_CODES:
+                if status in AGAIN or code in AGAIN_CODES | _DAMAGED_ON_ITS_WAY:
                     attempts.fail(doing, str(refused), pause=asked_pause(headers.get("retry-after")))
                 elif attempts.renewals < 2 and session.renew(url, code, headers.get("x-amz-bucket-region")):
                     attempts.renewals += 1
