@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from shardkit.errors import NoListingError
-from shardkit.storage.base import FileInfo, check_options, read_only
+from shardkit.storage.base import check_options, read_only
 from shardkit.storage.connections import Network
-from shardkit.storage.ranges import Ranges, RangeStream
+from shardkit.storage.ranges import Ranges
 from shardkit.storage.responses import Refusal
 
 _NETWORK = ("connect_timeout", "read_timeout", "total_timeout", "ca_certs")
@@ -41,11 +41,13 @@ class WebSigner:
         username: For basic authentication, unless the URL has one.
         password: Likewise.
         headers: Sent with each request to the host that the user named.
+        network: How the servers are reached.
     """
 
     username: str = ""
     password: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    network: Network = field(default_factory=Network)
     follows = True
 
     def sign(self, url: str, headers: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -75,7 +77,7 @@ class WebSigner:
         return "it may be forbidden, or its address may have expired: ask for another one"
 
 
-class WebStorage:
+class WebStorage(Ranges):
     """Files of web servers.
 
     Args:
@@ -90,23 +92,7 @@ class WebStorage:
         given: dict[str, Any] = dict(options or {})
         check_options("http and https", given, OPTIONS)
         network = Network(**{name: given.pop(name) for name in _NETWORK if name in given})
-        self._ranges = Ranges(WebSigner(**given), network)
-
-    def info(self, url: str) -> FileInfo:
-        """See ``Storage.info``."""
-        return self._ranges.info(url)
-
-    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
-        """See ``Storage.read_range``."""
-        return self._ranges.read(url, start, size, fresh=fresh)
-
-    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
-        """See ``Storage.read_into``."""
-        self._ranges.read_into(url, start, out, fresh=fresh)
-
-    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> RangeStream:
-        """See ``Storage.open``."""
-        return self._ranges.open(url, start, fresh=fresh)
+        super().__init__(WebSigner(**given, network=network))
 
     def create(self, url: str, *, overwrite: bool = False) -> AbstractContextManager[BinaryIO]:  # noqa: ARG002
         """Raise ArgumentError: nothing is written over http."""

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from shardkit.errors import (
@@ -51,6 +52,11 @@ class Signer(Protocol):
     follows: bool
     """Whether redirects are followed as they come."""
 
+    @property
+    def network(self) -> Network:
+        """How the servers are reached."""
+        ...
+
     def sign(self, url: str, headers: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Return the address and the headers to send."""
         ...
@@ -65,17 +71,20 @@ class Signer(Protocol):
 
 
 class Ranges:
-    """Reads files that servers give in ranges, each in one version.
+    """Reads files that servers give in ranges, each in one version: the part of a ``Storage`` that reads.
 
     Args:
         signer: Makes the requests.
-        network: How servers are reached.
     """
 
-    def __init__(self, signer: Signer, network: Network) -> None:
+    def __init__(self, signer: Signer) -> None:
         self.signer = signer
-        self.network = network
         self._versions: dict[str, Version] = {}
+
+    @cached_property
+    def network(self) -> Network:
+        """How the servers are reached; asked for at the first read, as it may need a session."""
+        return self.signer.network
 
     def info(self, url: str) -> FileInfo:
         """Look anew which version there is; later reads are of this one. See ``Storage.info``."""
@@ -89,7 +98,7 @@ class Ranges:
             )
         return FileInfo(hide_secrets(url), version.size, version.etag or version.modified)
 
-    def read(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
+    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
         """See ``Storage.read_range``."""
         if not size:
             return b""
@@ -116,7 +125,7 @@ class Ranges:
         if done < len(out):
             raise ended(url, start, done, len(out))
 
-    def open(self, url: str, start: int, *, fresh: bool = False) -> "RangeStream":
+    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> "RangeStream":
         """See ``Storage.open``."""
         return RangeStream(self, url, start, fresh=fresh)
 

@@ -139,7 +139,7 @@ def test_versions_are_remembered_of_a_bounded_number_of_files(serve, monkeypatch
     for name in "abcd":
         storage.info(f"{server.url}/{name}")
 
-    assert len(storage.serving(server.url)._ranges._versions) == 2
+    assert len(storage.serving(server.url)._versions) == 2
 
 
 def test_headers_of_the_user_do_not_change_what_is_asked_for(serve):
@@ -431,7 +431,7 @@ def test_secrets_are_in_no_error_log_or_representation(serve, caplog):
         repr(storage),
         repr(vars(storage.serving(url))),
     ]
-    shown += [repr(caught.value.__cause__), str(storage.serving(url)._ranges.signer)]
+    shown += [repr(caught.value.__cause__), str(storage.serving(url).signer)]
     assert [secret for secret in SECRETS for text in shown if secret in text] == []
     assert f"http://{server.host}/a.tar?...: access is refused" in str(caught.value)
     assert "trying again" in caplog.text

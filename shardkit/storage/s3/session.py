@@ -210,6 +210,11 @@ class S3Signer:
     options: S3Options
     follows = False  # a signature is for one host
 
+    @property
+    def network(self) -> Network:
+        """How the server is reached."""
+        return session_for(self.options).network
+
     def sign(self, url: str, headers: dict[str, str]) -> tuple[str, dict[str, str]]:
         """See ``Signer.sign``."""
         address, signed = session_for(self.options).sign(url)

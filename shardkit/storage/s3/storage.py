@@ -2,19 +2,18 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any, BinaryIO
 
 from shardkit.errors import ArgumentError, MissingFileError, NoListingError, NotAFolderError
-from shardkit.storage.base import TEMPORARY_PREFIX, FileInfo, check_options, taken
-from shardkit.storage.ranges import Ranges, RangeStream
+from shardkit.storage.base import TEMPORARY_PREFIX, check_options, taken
+from shardkit.storage.ranges import Ranges
 from shardkit.storage.s3.client import Caller, RefusedError
-from shardkit.storage.s3.session import OPTIONS, S3Options, S3Signer, session_for, split_s3
+from shardkit.storage.s3.session import OPTIONS, S3Options, S3Signer, split_s3
 from shardkit.storage.s3.uploads import Upload, Uploads
 from shardkit.storage.spool import spooled
 
 
-class S3Storage:
+class S3Storage(Ranges):
     """Files of S3 servers: ``s3://bucket/folder/name``.
 
     Args:
@@ -28,29 +27,10 @@ class S3Storage:
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
         given: dict[str, Any] = dict(options or {})
         check_options("s3", given, OPTIONS)
-        self._options = S3Options(**given)
-        self._caller = Caller(self._options)
-        self.uploads = Uploads(self._options)
-
-    @cached_property
-    def _ranges(self) -> Ranges:
-        return Ranges(S3Signer(self._options), session_for(self._options).network)
-
-    def info(self, url: str) -> FileInfo:
-        """See ``Storage.info``."""
-        return self._ranges.info(url)
-
-    def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
-        """See ``Storage.read_range``."""
-        return self._ranges.read(url, start, size, fresh=fresh)
-
-    def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
-        """See ``Storage.read_into``."""
-        self._ranges.read_into(url, start, out, fresh=fresh)
-
-    def open(self, url: str, start: int = 0, *, fresh: bool = False) -> RangeStream:
-        """See ``Storage.open``."""
-        return self._ranges.open(url, start, fresh=fresh)
+        known = S3Options(**given)
+        super().__init__(S3Signer(known))
+        self._caller = Caller(known)
+        self.uploads = Uploads(self._caller)
 
     @contextlib.contextmanager
     def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
@@ -63,12 +43,12 @@ class S3Storage:
             yield file
             file.flush()
             self.uploads.publish(url, file, overwrite=overwrite)
-        self._ranges.forget(url)
+        self.forget(url)
 
     def delete(self, url: str) -> None:
         """See ``Storage.delete``."""
         self.uploads.delete(url)
-        self._ranges.forget(url)
+        self.forget(url)
 
     def list(self, url: str) -> list[str]:
         """See ``Storage.list``. Who may not list is told so by NoListingError."""

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from shardkit.errors import StorageError, hide_secrets
 from shardkit.storage.base import taken
 from shardkit.storage.s3.client import Caller, RefusedError
-from shardkit.storage.s3.session import S3Options, split_s3
+from shardkit.storage.s3.session import split_s3
 
 ONE_REQUEST_BYTES = 64 << 20
 """The largest file that is sent by one request."""
@@ -103,11 +103,11 @@ class Uploads:
     """Publishes files as objects.
 
     Args:
-        options: Who asks, and which server.
+        caller: Has S3 do things.
     """
 
-    def __init__(self, options: S3Options) -> None:
-        self._caller = Caller(options)
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
         self._has_conditions = True  # until a server says that it knows none
 
     def find(self, url: str) -> dict[str, Any] | None:

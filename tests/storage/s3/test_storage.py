@@ -308,7 +308,7 @@ def test_secrets_are_in_no_representation_and_a_pickle_reads_on(moto, packed):
 
     assert copy.read_range(f"{packed}/none-000000.tar", 0, 10) == storage.read_range(f"{packed}/none-000000.tar", 0, 10)
     inner = storage.serving(packed)
-    shown = repr([storage, inner, inner._options, inner._ranges, inner._ranges.signer, before])
+    shown = repr([storage, inner, vars(inner), inner.signer, inner.signer.options, before])
     shown += repr(shardkit.ShardDataset(packed, storage_options=options))
     assert [secret for secret in (moto.secret, moto.key, "TOKEN") if secret in shown] == []
 
