@@ -32,7 +32,14 @@ class ImageTransform:
         nearest: The fields whose pixels are never mixed.
     """
 
-    def __init__(self, size: int | tuple[int, int], *, antialias: bool, exif: bool, nearest: Sequence[str]) -> None:
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        *,
+        antialias: bool = True,
+        exif: bool = False,
+        nearest: Sequence[str] = (),
+    ) -> None:
         sides = tuple(size) if isinstance(size, Sequence) else (size, size)
         if len(sides) != 2:
             raise ArgumentError(f"size is {size!r}, expected a number of pixels, or (height, width)")
@@ -313,16 +320,6 @@ class Resize(ImageTransform):
         >>> Resize((32, 64))(np.zeros((375, 500, 3), np.uint8)).shape
         (32, 64, 3)
     """
-
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        *,
-        antialias: bool = True,
-        exif: bool = False,
-        nearest: Sequence[str] = (),
-    ) -> None:
-        super().__init__(size, antialias=antialias, exif=exif, nearest=nearest)
 
     def _draw(self, height: int, width: int, _: Rng | None) -> tuple[Box, bool]:
         return Box(0, 0, height, width), False
