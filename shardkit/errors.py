@@ -305,7 +305,9 @@ def check_texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
         >>> check_texts("classes", ["cat", "dog"])
         ('cat', 'dog')
     """
-    texts = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    if isinstance(values, str):
+        raise ArgumentError(f'{name} must be a sequence of texts, got the text {values!r}; write ("{values}",)')
+    texts = tuple(values) if isinstance(values, Iterable) else None
     if texts is None or not all(isinstance(text, str) for text in texts):
         raise ArgumentError(f"{name} must be a sequence of texts, got {values!r}")
     return texts

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from shardkit.errors import ArgumentError, SourceError, check_path, check_texts, hide_secrets
+from shardkit.errors import SourceError, check_path, check_texts, hide_secrets
 from shardkit.sample import KEY, SOURCE, Sample, stored_field
 from shardkit.sources.filenames import (
     IMAGE_FIELDS,
@@ -230,6 +230,7 @@ class FileFolder(_Files):
         fields: The endings that are fields; the longest that fits is taken. None for whatever extensions there are.
 
     Raises:
+        ArgumentError: ``fields`` is no sequence of texts, or one of them is to be decoded.
         SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
             Folders hold what belongs together, like ``images`` and ``masks``. Or, without ``fields``, what would be
             packed cannot be meant: splits, like ``train`` and ``val``, as one dataset, or files without an image where
@@ -244,11 +245,9 @@ class FileFolder(_Files):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, fields: Sequence[str] | None = None) -> None:
-        if isinstance(fields, str):
-            raise ArgumentError(f'fields must be a sequence, got the text {fields!r}; write ("{fields}",)')
         endings = None
         if fields is not None:
-            plain = (plain_field(stored_field(field)).removeprefix(".") for field in fields)
+            plain = (plain_field(stored_field(field)).removeprefix(".") for field in check_texts("fields", fields))
             endings = sorted(plain, key=len, reverse=True)
         groups: dict[str, list[SourceFile]] = {}
         ignored = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.errors import ArgumentError
+from shardkit.errors import ArgumentError, check_texts
 from shardkit.sample import RESERVED
 from shardkit.transforms.rng import Rng
 
@@ -86,7 +86,7 @@ class Torchvision:
         nearest: Of several fields, those that are masks, whose pixels are never mixed.
 
     Raises:
-        ArgumentError: It cannot be called.
+        ArgumentError: It cannot be called, or ``nearest`` is no sequence of names.
 
     Example:
         >>> import numpy as np, torch
@@ -99,10 +99,8 @@ class Torchvision:
     def __init__(self, transform: Callable[..., Any], *, nearest: Sequence[str] = ()) -> None:
         if not callable(transform):
             raise ArgumentError(f"transform is {transform!r:.80}, expected a transform of torchvision")
-        if isinstance(nearest, str):
-            raise ArgumentError(f"nearest is {nearest!r}, expected names of fields, as ({nearest!r},)")
         self._copies = _Copies(transform)
-        self._nearest = frozenset(nearest)
+        self._nearest = frozenset(check_texts("nearest", nearest))
 
     def __call__(self, image: Any, rng: Rng) -> Any:
         """Return the transformed image, or the dict of what was transformed together.

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardkit.codecs.images import rgb_of, upright
 from shardkit.codecs.registry import MAX_PIXELS
-from shardkit.errors import ArgumentError, check_whole
+from shardkit.errors import ArgumentError, check_texts, check_whole
 from shardkit.transforms.image_source import ArraySource, Box, FileSource, PendingImage, Shape, Source, aligned
 from shardkit.transforms.resize import Pixels, resize_linear, resize_nearest
 from shardkit.transforms.rng import Rng
@@ -44,11 +44,9 @@ class ImageTransform:
         if len(sides) != 2:
             raise ArgumentError(f"size is {size!r}, expected a number of pixels, or (height, width)")
         self._shape = Shape(*(check_whole("size", side, least=1) for side in sides))
-        if isinstance(nearest, str):
-            raise ArgumentError(f"nearest is {nearest!r}, expected names of fields, as ({nearest!r},)")
         self._antialias = bool(antialias)
         self._exif = bool(exif)
-        self.nearest = frozenset(nearest)
+        self.nearest = frozenset(check_texts("nearest", nearest))
 
     @property
     def out_shape(self) -> tuple[int, int, int]:

@@ -226,9 +226,17 @@ def test_files_that_cannot_be_told_apart_or_named_are_errors(tmp_path, files, me
         FileFolder(make(tmp_path, files))
 
 
-def test_fields_that_are_one_text_are_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"got the text 'jpg'; write \(\"jpg\",\)"):
-        FileFolder(make(tmp_path, ["a.jpg"]), fields="jpg")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("jpg", r"fields must be a sequence of texts, got the text 'jpg'; write \(\"jpg\",\)"),
+        ([1], r"fields must be a sequence of texts, got \[1\]"),
+        (5, "fields must be a sequence of texts, got 5"),
+    ],
+)
+def test_fields_that_are_no_sequence_of_texts_are_refused(tmp_path, fields, message):
+    with pytest.raises(ArgumentError, match=message):
+        FileFolder(make(tmp_path, ["a.jpg"]), fields=fields)
 
 
 def change_size(path):

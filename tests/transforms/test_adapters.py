@@ -231,5 +231,7 @@ def test_what_is_no_transform_is_an_error(album):
         Albumentations([album.HorizontalFlip()])
     with pytest.raises(ArgumentError, match="expected a transform of torchvision"):
         Torchvision([torch.nn.Identity()])
-    with pytest.raises(ArgumentError, match=r"expected names of fields, as \('mask',\)"):
+    with pytest.raises(
+        ArgumentError, match=r"nearest must be a sequence of texts, got the text 'mask'; write \(\"mask\",\)"
+    ):
         Torchvision(torch.nn.Identity(), nearest="mask")

@@ -495,7 +495,9 @@ def test_what_is_no_image_is_an_error(value):
         ({"ratio": (1, math.inf)}, "ratio is"),
         ({"flip": 1.5}, "flip is 1.5, expected how often"),
         ({"flip": -0.5}, "flip is"),
-        ({"nearest": "mask"}, r"nearest is 'mask', expected names of fields, as \('mask',\)"),
+        ({"nearest": "mask"}, r"nearest must be a sequence of texts, got the text 'mask'; write \(\"mask\",\)"),
+        ({"nearest": (1,)}, r"nearest must be a sequence of texts, got \(1,\)"),
+        ({"nearest": 5}, "nearest must be a sequence of texts, got 5"),
     ],
 )
 def test_arguments_out_of_range_are_errors(options, message):
