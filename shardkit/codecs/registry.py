@@ -217,7 +217,7 @@ class Decoder:
             data = decompress(data, components[-1], self.max_decompressed_bytes)
             components = components[:-1]
         if decoding:
-            return _IMAGES[decoding](data, self.max_pixels)
+            return _IMAGES[decoding](data, max_pixels=self.max_pixels)
         component = components[-1] if components else ""
         codec = self.codecs.get(component)
         if codec and codec.decode:
@@ -262,7 +262,10 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
     component = _parsed(field).components[-1]
     if component in decoder.codecs or component in _COMPRESSED:
         return None
-    return _LIGHT.get(component, None if component in _BUILTIN or component in IMAGE_FIELDS else LightKind.BYTES)
+    if component in IMAGE_FIELDS:
+        return None
+    builtin = _BUILTIN.get(component)
+    return builtin.light if builtin else LightKind.BYTES
 
 
 def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
@@ -340,13 +343,10 @@ def _encode(component: str, value: Any, codecs: Mapping[str, Codec]) -> bytes:
 class _Builtin(NamedTuple):
     decode: Callable[[bytes, Decoder], Any]
     encode: Callable[[Any], bytes]
+    light: LightKind | None = None
 
 
-_IMAGES: dict[str, Callable[[bytes, int], Any]] = {
-    "rgb": lambda data, max_pixels: decode_image(data, max_pixels=max_pixels),
-    "unchanged": lambda data, max_pixels: decode_unchanged(data, max_pixels=max_pixels),
-    "pil": lambda data, max_pixels: open_image(data, max_pixels=max_pixels),
-}
+_IMAGES: dict[str, Callable[..., Any]] = {"rgb": decode_image, "unchanged": decode_unchanged, "pil": open_image}
 
 
 class _Field(NamedTuple):
@@ -430,21 +430,16 @@ def _encode_jsonl(value: object) -> bytes:
     return b"".join(_encode_json(line) + b"\n" for line in value)
 
 
+_TEXT = _Builtin(lambda data, _: data.decode(), _encode_text, LightKind.TEXT)
+_INT = _Builtin(lambda data, _: _decode_int(data), _encode_int, LightKind.INT)
 _BUILTIN = {
-    **dict.fromkeys(("txt", "text", "caption", "transcript"), _Builtin(lambda data, _: data.decode(), _encode_text)),
-    **dict.fromkeys(("cls", "index", "id", "count"), _Builtin(lambda data, _: _decode_int(data), _encode_int)),
+    **dict.fromkeys(("txt", "text", "caption", "transcript"), _TEXT),
+    **dict.fromkeys(("cls", "index", "id", "count"), _INT),
     "json": _Builtin(lambda data, _: json.loads(data), _encode_json),
     "jsonl": _Builtin(lambda data, _: _decode_jsonl(data), _encode_jsonl),
-    "npy": _Builtin(lambda data, decoder: decode_npy(data, decoder.max_array_bytes), encode_npy),
+    "npy": _Builtin(lambda data, decoder: decode_npy(data, decoder.max_array_bytes), encode_npy, LightKind.NPY),
     "npz": _Builtin(lambda data, decoder: decode_npz(data, decoder.max_array_bytes), encode_npz),
     "pth": _Builtin(lambda data, decoder: decode_pth(data, decoder.max_array_bytes), encode_pth),
-}
-
-
-_LIGHT = {
-    "npy": LightKind.NPY,
-    **dict.fromkeys(("txt", "text", "caption", "transcript"), LightKind.TEXT),
-    **dict.fromkeys(("cls", "index", "id", "count"), LightKind.INT),
 }
 
 
