@@ -18,7 +18,7 @@ import numpy as np
 from shardkit.codecs.images import rgb_of, upright
 from shardkit.codecs.registry import MAX_PIXELS
 from shardkit.errors import ArgumentError, check_texts, check_whole
-from shardkit.transforms.image_source import ArraySource, Box, FileSource, PendingImage, Shape, Source, aligned
+from shardkit.transforms.image_source import ArraySource, Box, PendingImage, Shape, Source, aligned, open_source
 from shardkit.transforms.resize import Pixels, resize_linear, resize_nearest
 from shardkit.transforms.rng import Rng
 
@@ -97,7 +97,7 @@ class ImageTransform:
                 f"out is a {out.dtype} array {out.shape}, expected uint8 {self.out_shape}, contiguous and writable"
             )
         self._check_one()
-        source = FileSource(data, max_pixels=max_pixels, exif=self._exif)
+        source = open_source(data, max_pixels=max_pixels, exif=self._exif)
         box, mirrored = self._draw(source.height, source.width, rng)
         self._render(source, out, box, mirrored=mirrored, is_nearest=False)
 

@@ -71,15 +71,19 @@ class ArraySource:
     def __init__(self, array: Pixels) -> None:
         self._array = array
         self.height, self.width = array.shape[:2]
-        _check_sides(self)
+        if max(self.height, self.width) > _MAX_SIDE:
+            raise ArgumentError(
+                f"it has {self.height:,} x {self.width:,} pixels, expected at most {_MAX_SIDE:,} on a side, as a JPEG "
+                "has; cut it into several"
+            )
 
     def pixels(self, box: Box, _: Shape) -> Pixels:
         """Return a box's pixels."""
         return box.of(self._array)
 
 
-class FileSource:
-    """An image file. A JPEG is decoded when its pixels are asked for, others at once.
+def open_source(data: bytes | memoryview, *, max_pixels: int, exif: bool) -> Source:
+    """Return an image file as a source. A JPEG is decoded when its pixels are asked for, others at once.
 
     Args:
         data: The file.
@@ -87,29 +91,28 @@ class FileSource:
         exif: Whether it is turned as its EXIF orientation says.
 
     Raises:
+        ArgumentError: A side is too long.
         ValueError: It is no image, is damaged or cut, or too large; also when its pixels are asked for.
         Exception: Whatever Pillow raises on a damaged file.
     """
+    size = jpeg_size(data, max_pixels=max_pixels)
+    if size is None:
+        return ArraySource(decode_other_image(bytes(data), max_pixels=max_pixels, exif=exif))
+    return _JpegSource(data, size, max_pixels, jpeg_orientation(data) if exif else 1)
 
-    def __init__(self, data: bytes | memoryview, *, max_pixels: int, exif: bool) -> None:
+
+class _JpegSource:
+    """A JPEG that is decoded when its pixels are asked for."""
+
+    def __init__(self, data: bytes | memoryview, size: tuple[int, int], max_pixels: int, orientation: int) -> None:
         self._data = data
+        self._size = size
         self._max_pixels = max_pixels
-        self._orientation = 1
-        self._array: Pixels | None = None
-        self._size = jpeg_size(data, max_pixels=max_pixels)
-        if self._size is None:
-            self._array = decode_other_image(bytes(data), max_pixels=max_pixels, exif=exif)
-            self.height, self.width = self._array.shape[:2]
-            _check_sides(self)
-            return
-        if exif:
-            self._orientation = jpeg_orientation(data)
-        self.height, self.width = self._size if self._orientation < 5 else self._size[::-1]
+        self._orientation = orientation
+        self.height, self.width = size if orientation < 5 else size[::-1]
 
     def pixels(self, box: Box, shape: Shape) -> Pixels:
-        """Return a box's pixels, or, of a JPEG of which that is enough for the shape, one for several of them."""
-        if self._array is not None or self._size is None:
-            return box.of(self._array)  # type: ignore[arg-type] # one of both is known
+        """Return a box's pixels; where fewer are enough for the shape, each is the mean of several."""
         divisor = self._divisor(box, shape)
         array = decode_jpeg(self._data, self._size, divisor=divisor)
         if array is None:
@@ -173,7 +176,7 @@ class PendingImage:
             CodecError: It cannot be decoded; also later.
         """
         try:
-            self._source = FileSource(self._data, max_pixels=self._max_pixels, exif=exif)
+            self._source = open_source(self._data, max_pixels=self._max_pixels, exif=exif)
         except Exception as error:
             raise self._undecodable(error) from error
         self.height, self.width = self._source.height, self._source.width
@@ -228,11 +231,3 @@ def aligned(box: Box, shape: Shape) -> Box:
     """
     divisor = divisor_of(box, shape)
     return Box(*(number // divisor * divisor for number in box)) if divisor > 1 else box
-
-
-def _check_sides(source: Source) -> None:
-    if max(source.height, source.width) > _MAX_SIDE:
-        raise ArgumentError(
-            f"it has {source.height:,} x {source.width:,} pixels, expected at most {_MAX_SIDE:,} on a side, as a JPEG "
-            "has; cut it into several"
-        )

@@ -22,7 +22,7 @@ from shardkit import (
 )
 from shardkit.codecs.images import MAX_SCANS, decode_jpeg, decode_other_image, jpeg_size
 from shardkit.errors import CodecError
-from shardkit.transforms.image_source import Box, FileSource, Shape, divisor_of
+from shardkit.transforms.image_source import Box, Shape, divisor_of, open_source
 from tests.support.jpegs import JPEGS, of_scans, segment
 
 MAX_PIXELS = 1_000_000  # a flipped bit may be one of the height
@@ -73,7 +73,7 @@ def decoded_whole(data, divisor):
 @given(name=files, damage=damages, box=st.tuples(parts, parts, parts, parts), smaller=st.integers(1, 60))
 def test_a_box_is_refused_if_and_only_if_the_whole_file_is_and_has_its_pixels(name, damage, box, smaller):
     data = damaged(JPEGS[name], damage)
-    source = outcome(lambda: FileSource(data, max_pixels=MAX_PIXELS, exif=False))
+    source = outcome(lambda: open_source(data, max_pixels=MAX_PIXELS, exif=False))
     if source is None:
         assert outcome(lambda: decoded_whole(data, 1)) is None
         return

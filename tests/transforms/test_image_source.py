@@ -13,7 +13,7 @@ from PIL import ExifTags, Image, ImageOps
 from shardkit.codecs.registry import MAX_PIXELS, Decoder
 from shardkit.errors import ArgumentError, CodecError
 from shardkit.transforms import image_source as boxes
-from shardkit.transforms.image_source import ArraySource, Box, FileSource, PendingImage, Shape, aligned, divisor_of
+from shardkit.transforms.image_source import ArraySource, Box, PendingImage, Shape, aligned, divisor_of, open_source
 from tests.support.shared import DECODER, PHOTO, saved
 
 LARGE = np.asarray(Image.fromarray(PHOTO).resize((480, 400), Image.Resampling.BICUBIC))
@@ -31,7 +31,7 @@ sides = st.integers(1, 5000)
 
 
 def source_of(data, *, max_pixels=MAX_PIXELS, exif=False):
-    return FileSource(data, max_pixels=max_pixels, exif=exif)
+    return open_source(data, max_pixels=max_pixels, exif=exif)
 
 
 def with_orientation(image, form, orientation):
