@@ -28,8 +28,10 @@ DECODINGS = ("rgb", "unchanged", "bytes", "pil")
 MAX_KNOWN = 1024  # fields that are remembered: a stranger's shard may have another one in every sample
 MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
 
+PLAIN_KEY = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")
+"""Matches most keys, all of which are valid: a quick test before the full one."""
+
 _SKIPPED = re.compile(r"(?:\A|/)__[^/]*__(?:/|\Z)")
-_PLAIN_KEY = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")  # most keys
 _FIELD = re.compile(r"[^_.\s;?:/][^.\s;?:/]*(?:\.[^.\s;?:/]+)*\Z")
 
 
@@ -91,7 +93,7 @@ def check_key(key: object) -> str:
         raise SampleError(
             f"key {key!r}: is {type(key).__name__}, expected text; convert it, for example with f'{{i:08d}}'"
         )
-    if len(key) <= MAX_KEY_BYTES and _PLAIN_KEY.fullmatch(key):
+    if len(key) <= MAX_KEY_BYTES and PLAIN_KEY.fullmatch(key):
         return key
     parts = key.split("/")
     problem = ""

@@ -6,19 +6,16 @@ leading underscores of parts that readers would skip. So different stems have di
 nothing but its file's name: it never changes because of other files, and neither does the split that it decides.
 """
 
-import re
 from collections.abc import Sequence
 
 from shardkit.errors import SampleError, SourceError
-from shardkit.sample import check_fields, check_key
+from shardkit.sample import PLAIN_KEY, check_fields, check_key
 
 IMAGE_FIELDS = {
     ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
     ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
 }  # fmt: skip
 """The fields of images, by their extensions."""
-
-_PLAIN = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")  # most names
 
 
 def split_extension(path: str) -> tuple[str, str]:
@@ -34,7 +31,7 @@ def split_extension(path: str) -> tuple[str, str]:
 
 def escape_key(stem: str) -> str:
     """Return a key for a path without extension. It is one to one, and leaves valid keys without ``%`` as they are."""
-    if _PLAIN.fullmatch(stem):
+    if PLAIN_KEY.fullmatch(stem):
         return stem
     parts = stem.split("/")
     parts[-1] = "".join(f"%{ord('.'):X}" if c == "." else c for c in _escape_part(parts[-1]))
