@@ -40,6 +40,12 @@ IMAGE_FIELDS = {
 }
 """The last components of fields that hold images, and the format that Pillow writes for each."""
 
+IMAGE_EXTENSIONS = {
+    ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
+    ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
+}  # fmt: skip
+"""The extensions of image files, in lower case, and the field that each is packed as."""
+
 _MAGICS = {  # by the names of Pillow's readers
     "Jpeg": rb"\xff\xd8",
     "Png": rb"\x89PNG\r\n\x1a\n",

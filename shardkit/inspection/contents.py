@@ -15,7 +15,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from shardkit.codecs.compress import open_decompressed
-from shardkit.codecs.images import IMAGE_FIELDS
+from shardkit.codecs.images import IMAGE_EXTENSIONS
 from shardkit.codecs.registry import Decoder
 from shardkit.errors import SampleError, ShardError, SourceError, check_path, hide_secrets
 from shardkit.format.index import ShardIndex, open_index
@@ -40,7 +40,6 @@ from shardkit.storage.registry import storage_for
 FILE_SYSTEM_BLOCK = 4096
 """The unit in which most file systems give out room: what a file's size is rounded up to."""
 
-_IMAGE_SUFFIXES = {*(f".{field}" for field in IMAGE_FIELDS), ".jpe"}
 _LOOKED_AT = 1000  # files, to see what a folder holds
 
 
@@ -432,13 +431,13 @@ def _recognise(folder: Path, path: str) -> Literal["images", "files", "shards"]:
     in_folders = list(islice((str(inner / name) for inner, names in folders for name in names), _LOOKED_AT))
     if _holds_shards(folder):
         for name in (*at_the_top, *in_folders):
-            if Path(name).suffix.lower() in _IMAGE_SUFFIXES:
+            if Path(name).suffix.lower() in IMAGE_EXTENSIONS:
                 raise SourceError(
                     f"{path}: holds shards or a manifest, and images ({name}); move one of them elsewhere, or say by "
                     "--kind what to pack (ImageFolder, FileFolder or ShardSource)"
                 )
         return "shards"
-    if not all(Path(name).suffix.lower() in _IMAGE_SUFFIXES for name in (*at_the_top, *in_folders)):
+    if not all(Path(name).suffix.lower() in IMAGE_EXTENSIONS for name in (*at_the_top, *in_folders)):
         return "files"
     if at_the_top and in_folders:
         raise SourceError(

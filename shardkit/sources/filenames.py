@@ -8,14 +8,9 @@ nothing but its file's name: it never changes because of other files, and neithe
 
 from collections.abc import Sequence
 
+from shardkit.codecs.images import IMAGE_EXTENSIONS
 from shardkit.errors import SampleError, SourceError
 from shardkit.sample import PLAIN_KEY, check_fields, check_key
-
-IMAGE_FIELDS = {
-    ".jpg": "jpg", ".jpeg": "jpg", ".jpe": "jpg", ".png": "png", ".webp": "webp", ".gif": "gif", ".bmp": "bmp",
-    ".tif": "tif", ".tiff": "tif", ".ppm": "ppm", ".pgm": "pgm", ".pbm": "pbm",
-}  # fmt: skip
-"""The fields of images, by their extensions."""
 
 
 def split_extension(path: str) -> tuple[str, str]:
@@ -69,7 +64,7 @@ def plain_field(field: str) -> str:
         ('jpg', 'seg.tif', 'txt')
     """
     stem, dot, last = field.lower().rpartition(".")
-    return stem + dot + IMAGE_FIELDS.get(f".{last}", last)
+    return stem + dot + IMAGE_EXTENSIONS.get(f".{last}", last)
 
 
 def split_file(path: str, endings: Sequence[str] | None) -> tuple[str, str] | None:

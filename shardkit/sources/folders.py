@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from shardkit.codecs.images import IMAGE_EXTENSIONS
 from shardkit.errors import SourceError, check_path, check_texts, hide_secrets
 from shardkit.sample import KEY, SOURCE, Sample, stored_field
 from shardkit.sources.filenames import (
-    IMAGE_FIELDS,
     check_names,
     escape_key,
     plain_field,
@@ -185,14 +185,14 @@ class ImageFolder(_Files):
     ) -> None:
         images, ignored = [], []
         for path, status in _walk(folder):
-            kind = IMAGE_FIELDS.get(split_extension(path)[1])
+            kind = IMAGE_EXTENSIONS.get(split_extension(path)[1])
             if kind:
                 images.append(SourceFile(kind, path, status.st_size, status.st_mtime_ns))
             else:
                 ignored.append(path)
         if not images:
             raise SourceError(
-                f"{os.fspath(folder)}: has no images (looked for {', '.join(IMAGE_FIELDS)} in all folders)"
+                f"{os.fspath(folder)}: has no images (looked for {', '.join(IMAGE_EXTENSIONS)} in all folders)"
             )
         paths = [image.path for image in images]
         keys = _image_keys(paths, folder)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
+from shardkit.codecs.images import IMAGE_EXTENSIONS
 from shardkit.errors import SourceError
 from shardkit.sources.filenames import plain_field
 
@@ -36,7 +37,7 @@ _TARGETS = {
 _ALIKE = 3  # stems that two folders have in common before it is no chance
 
 _MEDIA = {
-    **dict.fromkeys(("jpg", "png", "webp", "gif", "bmp", "tif", "ppm", "pgm", "pbm"), "image"),
+    **dict.fromkeys(IMAGE_EXTENSIONS.values(), "image"),
     **dict.fromkeys(("wav", "flac", "mp3", "ogg", "opus", "m4a"), "recording"),
     **dict.fromkeys(("mp4", "mkv", "webm", "avi", "mov"), "film"),
 }
