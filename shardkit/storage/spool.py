@@ -29,6 +29,4 @@ def spooled(url: str, *, is_named: bool = False) -> Iterator[io.BufferedRandom]:
             base = stack.enter_context(make(prefix=TEMPORARY_PREFIX, suffix=".spool"))
             raw = CheckedFile(os.dup(base.fileno()), place, "r+b")
         raw.name = base.name
-        file = stack.enter_context(io.BufferedRandom(raw))
-        yield file
-        file.flush()
+        yield stack.enter_context(io.BufferedRandom(raw))
