@@ -43,22 +43,18 @@ class Decoding:
         chunk: list[EncodedSample] = []
         first = size = 0
         failure: Exception | None = None
-        is_over = False
-        while not is_over:
-            try:
-                key, members = next(samples)
-            except StopIteration:
-                is_over = True
-            except (ShardError, OSError) as error:
-                is_over, failure = True, error
-            else:
-                chunk.append(
-                    EncodedSample(key, tuple((field, member.data or b"") for field, member in members.items()))
-                )
+        try:
+            for key, members in samples:
+                fields = tuple((field, member.data or b"") for field, member in members.items())
+                chunk.append(EncodedSample(key, fields))
                 size += sum(member.size for member in members.values())
-            if chunk and (is_over or size >= _CHUNK_BYTES or len(chunk) == _CHUNK_SAMPLES):
-                yield CheckTask(chunk, self._decoder, first, part)
-                first, size, chunk = first + len(chunk), 0, []
+                if size >= _CHUNK_BYTES or len(chunk) == _CHUNK_SAMPLES:
+                    yield CheckTask(chunk, self._decoder, first, part)
+                    first, size, chunk = first + len(chunk), 0, []
+        except (ShardError, OSError) as error:
+            failure = error
+        if chunk:
+            yield CheckTask(chunk, self._decoder, first, part)
         if failure is not None:
             raise failure
 
