@@ -21,7 +21,7 @@ from shardkit.reading.class_lists import join_class_lists, with_class_lists
 from shardkit.reading.forward import EVERY_FIELD, ShardLocation, find_shards, read_shard
 from shardkit.sample import KEY, RESERVED, SOURCE, FieldSelection, Sample, stored_field
 from shardkit.storage.base import STDIN, is_remote, split_url
-from shardkit.storage.local import absolute_url, canonical_url
+from shardkit.storage.local import LocalStorage, absolute_url, canonical_url
 from shardkit.storage.registry import storage_for
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class ShardSource:
 
 
 class ListedShards:
-    """Samples of uncompressed shards, read by position through their indexes; see ``ListedSource``."""
+    """Samples of uncompressed local shards, read by position through their indexes; see ``ListedSource``."""
 
     ignored: tuple[str, ...] = ()
 
@@ -196,7 +196,7 @@ class ListedShards:
         numbers = {name: int(values[position]) for name, values in self._numbers.items()}
         url = self._locations[numbers[_SHARD]].url
         start = numbers[OFFSET]
-        data = storage_for(url).read_range(url, start, numbers[SIZE])
+        data = LocalStorage().read_range(url, start, numbers[SIZE])
         sample: Sample = {KEY: self.key(position)}
         if SOURCE in self._rows.column_names:
             sample[SOURCE] = self._rows.column(SOURCE)[position].as_py()
