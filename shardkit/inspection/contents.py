@@ -103,7 +103,7 @@ class _Shard:
     def field_values(self, field: str) -> Iterator[bytes]:
         """Yield the bytes of one field of all samples that have it; by the index nothing else is read."""
         index = self.index
-        if index is None or len(index.blocks) != len(index.blocks.stored_offset):
+        if index is None or not _reads_blocks(index):
             yield from (data for _, _, data in self.read(field) if data is not None)
         elif field in index.facts.fields:
             read = range_reader(self.storage, self.location.url, index)
@@ -133,7 +133,7 @@ class _Shard:
             return True, None
 
         def read(*, fresh: bool) -> bytes:
-            if len(index.blocks) != len(index.blocks.stored_offset):
+            if not _reads_blocks(index):
                 data = next(data for found, _, data in self.read(field, key) if found == key) or b""
             else:
                 data = range_reader(self.storage, self.location.url, index, fresh=fresh)(offset, size)
@@ -149,6 +149,11 @@ class _Shard:
             return data
 
         return True, read_right(self.location.url, read)
+
+
+def _reads_blocks(index: ShardIndex) -> bool:
+    """Return whether blocks of a shard can be read without what is before them."""
+    return len(index.blocks) == len(index.blocks.stored_offset)
 
 
 def _open(
@@ -285,8 +290,8 @@ class Statistics:
     classes: dict[str, int]
     before: Footprint
     after: Footprint
-    originals: int = 0
-    folders: int = 0
+    originals: int
+    folders: int
 
 
 def compute_statistics(
