@@ -30,7 +30,8 @@ from shardkit.inspection.mixing import (
     spread_run,
 )
 from shardkit.order.plan import LANES, OrderPlan, default_lanes
-from shardkit.storage.base import format_bytes, parse_bytes
+from shardkit.reading.index_cache import cannot_read_blocks
+from shardkit.storage.base import format_bytes, join, parse_bytes
 from shardkit.storage.local import LocalStorage
 
 if TYPE_CHECKING:
@@ -317,11 +318,7 @@ def _layout(manifest: Manifest) -> Layout:
         raise DatasetError(f"{manifest.url}: has no samples, so there is nothing to shuffle", url=manifest.url)
     for shard in manifest.shards:
         if shard.compression not in _BLOCK_READABLE:
-            raise DatasetError(
-                f"{manifest.url}: the shard {shard.url} is {shard.compression}, which cannot be read by block, so only "
-                f"a stream can read it; pack it again: shardkit pack {manifest.url} DESTINATION",
-                url=manifest.url,
-            )
+            raise cannot_read_blocks(manifest.url, join(manifest.url, shard.url), shard.compression)
     return Layout(np.array([shard.samples for shard in manifest.shards], dtype=np.int64), manifest.block_samples)
 
 

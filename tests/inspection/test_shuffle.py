@@ -200,7 +200,7 @@ def test_the_smallest_datasets_have_a_report_too(write, counts):
 
 
 def test_what_cannot_be_read_by_block_has_no_order(write):
-    with pytest.raises(DatasetError, match=r"a-000000\.tar is gz, which cannot be read by block.*shardkit pack"):
+    with pytest.raises(DatasetError, match=r"a-000000\.tar: is gz without frames of its blocks, .*shardkit pack"):
         shuffle_report(write([5], compression="gz"), 1)
     with pytest.raises(DatasetError, match="has no samples"):
         shuffle_report(write([0]), 1)
