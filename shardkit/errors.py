@@ -105,7 +105,7 @@ class SourceError(ShardkitError):
 
 
 class StorageError(ShardkitError, OSError):
-    """Files cannot be read or written where they are, after all that could be tried. What was read is right.
+    """Files cannot be read or written where they are, whatever was tried. What was read is right.
 
     Attributes:
         errno: What the operating system calls the failure, as ``errno.ENOSPC``; None if it is not one of its.
@@ -124,7 +124,7 @@ class NotAFolderError(StorageError, NotADirectoryError):
 
 
 class AccessError(StorageError, PermissionError):
-    """The storage refuses access: credentials are wrong, missing or expired, or have not this right."""
+    """The storage refuses access: credentials are wrong, missing or expired, or lack this permission."""
 
 
 class ChangedFileError(StorageError):

@@ -64,7 +64,7 @@ def derive(*parts: int) -> int:
 
 
 def extend(key: int, part: int) -> int:
-    """Return the key of one part more: ``extend(derive(1, 2), 3)`` is ``derive(1, 2, 3)``.
+    """Return a key with one more part: ``extend(derive(1, 2), 3)`` is ``derive(1, 2, 3)``.
 
     Example:
         >>> extend(derive(1, 2), 3) == derive(1, 2, 3)
@@ -127,7 +127,7 @@ class Permutation:
         return self._walk(places, self._rounds_back)
 
     def _walk(self, x: npt.NDArray[np.int64], rounds: Callable[[UInt64Array], UInt64Array]) -> npt.NDArray[np.int64]:
-        # The rounds permute a power of four; who leaves range(n) goes on until it is in it again.
+        # The rounds permute range(4**k); a value outside range(n) is permuted again until it lies inside.
         y = rounds(x.astype(np.uint64))
         while (outside := y >= np.uint64(self.n)).any():
             y[outside] = rounds(y[outside])

@@ -244,7 +244,7 @@ class FieldSelection:
         wanted: For each name in the result, the fields to take it from, the first that is there; empty: every field
             as it is.
         optional: The names that may be missing; they are None then.
-        decodings: How fields are decoded that say it, by their names in the result and their own.
+        decodings: How fields are decoded that name a decoding, by their names in the result and their own.
 
     Example:
         >>> selection = FieldSelection.parse({"image": "jpg;png", "caption": "txt?"})
@@ -296,7 +296,7 @@ class FieldSelection:
         return selection
 
     def wants(self, field: str) -> bool:
-        """Say whether a field is needed."""
+        """Return whether a field is needed."""
         return not self.wanted or any(field in alternatives for alternatives in self.wanted.values())
 
     def with_decoding(self, name: str, field: str) -> str:

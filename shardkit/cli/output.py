@@ -184,7 +184,7 @@ def format_shuffle_report(report: "ShuffleReport") -> Iterator[str]:
     for text in _MEANINGS.splitlines():
         yield from textwrap.wrap(text, width, subsequent_indent="  ")
     if report.sampled:
-        yield "note: of so many samples, about a million were looked at, spread over the dataset and the epoch"
+        yield "note: of all samples, about a million were looked at, spread over the dataset and the epoch"
     yield ""
     if report.packed_shuffled:
         order = "The dataset was packed shuffled: samples of a shard are no more alike than others, whatever the order."

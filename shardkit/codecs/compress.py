@@ -5,8 +5,8 @@ skippable frame in zstd's seekable format, which decoders pass over and which sa
 ``.tar.gz`` is one gzip member. What others compressed is read whatever its name says: gz, bz2, xz and zst of any
 number of members or frames.
 
-Reading a stream takes little more memory than the caller asks bytes for. How much it yields in all is for the caller
-to bound.
+Reading a stream takes little more memory than the bytes that the caller asks for. The caller bounds how many it reads
+in all.
 """
 
 import struct
@@ -80,7 +80,7 @@ class Compressor(Protocol):
     """Compresses what it is given, piece by piece."""
 
     def compress(self, data: bytes, /) -> bytes:
-        """Return what of the compressed bytes is ready, perhaps nothing yet."""
+        """Return the compressed bytes that are ready, perhaps none yet."""
         ...
 
     def flush(self) -> bytes:
@@ -91,7 +91,7 @@ class Compressor(Protocol):
 def gzip_writer(level: int) -> Compressor:
     """Return a compressor that makes one gzip member, without a name and a time.
 
-    So the same input gives the same bytes, but for another build of zlib, which may compress differently.
+    The same input gives the same bytes, as long as it is the same build of zlib.
 
     Example:
         >>> import gzip
@@ -185,8 +185,8 @@ def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
 def read_seek_table(storage: Storage, url: str, file_size: int) -> list[tuple[int, int, int]] | None:
     """Return where each frame begins, its size as stored and its content's size; None if there is no seek table.
 
-    What the table says of the file adds up to the file's size. That a frame is what the table says of it is seen when
-    it is decompressed. Frames without content, such as other programs' skippable frames, are listed too.
+    The sizes in the table add up to the file's size. Whether a frame has the sizes that the table says shows when it is
+    decompressed. Frames without content, such as other programs' skippable frames, are listed too.
 
     Args:
         storage: Serves the file.
@@ -238,19 +238,20 @@ class DecompressedStream(ByteStream, Protocol):
 
 
 def open_decompressed(stream: ByteStream) -> DecompressedStream:
-    """Return a stream of what another holds, decompressed if its first bytes, not its name, say that it is compressed.
+    """Return a stream of another's content, decompressed if its first bytes, not its name, show a compressed format.
 
-    Members and frames may follow one another, as ``cat`` and parallel compressors make them; nothing else may. Bytes
-    that are not compressed, and no bytes at all, come through as they are. Closing the result closes ``stream``.
+    Several members or frames in a row are read as one, as ``cat`` and parallel compressors make them; anything else
+    after them is an error. Other bytes, and an empty stream, come through as they are. Closing the result closes
+    ``stream``.
 
     Args:
-        stream: Stands at its first byte.
+        stream: At its first byte.
 
     Raises:
         TruncatedShardError: From here or from ``read``: the stream ends inside a member or a frame. An end between two
             of them cannot be seen here; the missing end-of-archive mark of the tar shows it.
-        ShardError: From ``read``: the stream is damaged, demands too much memory, or goes on with something else. What
-            came before the fault has been returned, but for up to one read's length.
+        ShardError: From ``read``: the stream is damaged, demands too much memory, or is followed by something else. All
+            before the fault has been returned, except for up to one read's length.
 
     Example:
         >>> from io import BytesIO

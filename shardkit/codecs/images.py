@@ -1,10 +1,10 @@
 """Image files <-> arrays of pixels: 8-bit RGB, or as they are stored.
 
-Which format an image has is read from its first bytes, never from its name, and the pixels that it claims are bounded
-before anything is decoded. JPEG goes to simplejpeg where that is installed, in half of Pillow's time, PNG and
-WebP to OpenCV where that is installed, in four fifths of it; the rest, and what these refuse although nothing is
-missing, goes to Pillow. The pixels are the same. An image that is cut is an error, also where Pillow would take it, and
-so is one that has more bits than were asked for.
+The format of an image is read from its first bytes, never from its name, and the number of pixels that it claims is
+bounded before anything is decoded. simplejpeg, where it is installed, decodes JPEGs in half of Pillow's time; OpenCV,
+where it is installed, PNGs and WebPs in four fifths of it. Pillow decodes all others, and those that these two refuse
+although they are complete. The pixels are the same. A truncated image is an error, also where Pillow would take it, and
+so is an image with more bits than were asked for.
 
 Of Pillow only the readers of the formats below are used: others run programs or read what no training set holds. Its
 own bound on pixels, a process-wide setting, is not relied on.
@@ -372,7 +372,7 @@ def _image_of(value: object) -> "Image":
 
 
 def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] | None:
-    """Return height and width of a JPEG that ``decode_jpeg`` may decode; None of what is for Pillow to decide.
+    """Return height and width of a JPEG that ``decode_jpeg`` may decode; None for what Pillow is to decode or refuse.
 
     Raises:
         ValueError: It is cut, or has more than ``MAX_SCANS`` passes.
@@ -396,20 +396,21 @@ def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] |
 
 
 def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG, without the GIL; None if it is for Pillow to decide.
+    """Return the pixels of a JPEG, without the GIL; None if Pillow is to decode or refuse it.
 
     Args:
         data: The file.
         size: What ``jpeg_size`` returned.
-        divisor: 1, 2, 4 or 8: decode to a smaller image, of which a pixel is about the mean of so many squared. An
-            incomplete pixel at the right or at the bottom counts as one. Only for images of 8 pixels a side or more.
+        divisor: 1, 2, 4 or 8: decode to an image whose sides are shorter by this factor, each pixel about the mean of
+            a square of pixels. A square that is incomplete at the right or at the bottom makes a pixel too. Only for
+            images of 8 pixels a side or more.
 
     Raises:
         ValueError: It is damaged or cut, wherever that is.
     """
     import simplejpeg
 
-    # It takes the smallest n/8 that gives at least so many pixels; of fewer than 8 a side, several give as many.
+    # It takes the smallest scale n/8 that gives at least this size; below 8 pixels a side, several give the same size.
     height, width = (-(-side // divisor) for side in size) if divisor > 1 else (0, 0)
     try:
         pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
@@ -472,10 +473,10 @@ def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a PNG or a WebP, in four fifths of Pillow's time; None if it is for Pillow to decide.
+    """Return the pixels of a PNG or a WebP, in four fifths of Pillow's time; None if Pillow is to decode or refuse it.
 
-    That is where OpenCV is not installed, for animated PNGs, of which the two do not take the same image, and for what
-    OpenCV cannot decode: what is wrong with it, Pillow says.
+    That is the case without OpenCV, for animated PNGs, of which the two take different images, and for what OpenCV
+    cannot decode: Pillow then says what is wrong.
     """
     if re.match(_MAGICS["Png"], data):
         _check_png(data)

@@ -76,18 +76,18 @@ _registered: dict[str, Codec] = {}
 def register_codec(
     field: str, *, decode: Callable[[bytes], Any] | None = None, encode: Callable[[Any], bytes] | None = None
 ) -> None:
-    """Decode and encode fields with this last component so, in this process, even if shardkit has a codec itself.
+    """Use these functions for fields with this last component, in this process, also in place of shardkit's own codec.
 
     Register before the stream or the pack is made: each takes the codecs with it, also to its worker processes. For
     those that are spawned the functions must be importable, so not lambdas.
 
     Args:
         field: What comes after the field's last dot, such as ``"wav"``; not ``gz`` or ``zst``.
-        decode: Makes a value of the bytes. It gets what strangers wrote.
-        encode: Makes bytes of a value.
+        decode: Turns bytes into a value. The bytes come from a shard, so they may be damaged or a stranger's.
+        encode: Turns a value into bytes.
 
     Raises:
-        ArgumentError: It is no single component, or there is nothing to register.
+        ArgumentError: ``field`` is not a single component, or neither function is given.
 
     Example:
         >>> register_codec("hex", decode=bytes.hex, encode=bytes.fromhex)
@@ -111,19 +111,19 @@ def registered_codecs() -> dict[str, Codec]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes values of the bytes of fields. It can be pickled if the registered functions can.
+    """Turns the bytes of fields into values. It can be pickled if the registered functions can.
 
     Attributes:
-        images: How images are decoded that do not say it themselves: ``"rgb"`` for uint8, (height, width, 3);
+        images: How images are decoded whose field does not say it: ``"rgb"`` for uint8, (height, width, 3);
             ``"unchanged"`` for arrays of what is stored; ``"pil"`` for PIL images, loaded, in the mode of the file;
             ``"bytes"``. ``"numpy"`` is an older word for ``"rgb"``.
         max_pixels: The most pixels that an image may have.
         max_array_bytes: The most bytes that the arrays of one field may take.
         max_decompressed_bytes: The most bytes that a ``gz`` or ``zst`` field may hold.
-        codecs: The registered codecs, by default those that there are when the decoder is made.
+        codecs: The registered codecs, by default those that are registered when the decoder is made.
 
     Raises:
-        ArgumentError: One of them is out of range.
+        ArgumentError: An argument is out of range.
 
     Example:
         >>> Decoder().decode("scores.json", b'{"cat": 0.9}')
@@ -150,14 +150,14 @@ class Decoder:
         """Return the value of one field.
 
         Args:
-            field: Its name; the last component says what it is. It may say how it is decoded: ``depth.png:unchanged``.
+            field: Its name; the last component decides the codec. It may name a decoding: ``depth.png:unchanged``.
             data: Its bytes.
             key: The sample, for messages.
             url: The shard, for messages.
 
         Raises:
             CodecError: The bytes are damaged, not what the field's name says, or exceed a limit. The cause is chained.
-            ArgumentError: It cannot be decoded as it says.
+            ArgumentError: The name asks for a decoding that such a field does not have.
         """
         decoding = self.decoding_of(field)
         if decoding == "bytes":
@@ -168,10 +168,10 @@ class Decoder:
             raise undecodable(error, _parsed(field).name, key=key, url=url) from error
 
     def decoding_of(self, field: str) -> str:
-        """Return how a field is decoded: as it says itself; else, an image, as ``images`` says; else empty.
+        """Return how a field is decoded: as its name says, else for an image as ``images`` says, else empty.
 
         Raises:
-            ArgumentError: It cannot be decoded as it says.
+            ArgumentError: The name asks for a decoding that such a field does not have.
 
         Example:
             >>> [Decoder().decoding_of(field) for field in ("seg.png:unchanged", "png.gz", "cls")]
@@ -187,7 +187,7 @@ class Decoder:
         return decoding or (self.images if component and not (codec and codec.decode) else "")
 
     def takes_as_image(self, field: str) -> bool:
-        """Return whether a field is an image whose pixels are asked for, which a transform may decode itself.
+        """Return whether a field is an image that becomes an array, so that a transform may decode it itself.
 
         Example:
             >>> [Decoder().takes_as_image(field) for field in ("seg.png", "png:unchanged", "png:pil", "png.gz")]
@@ -197,7 +197,7 @@ class Decoder:
         return components[-1] not in _COMPRESSED and decoding != "pil" and self.decoding_of(field) not in ("", "bytes")
 
     def decode_sample(self, sample: Sample) -> Sample:
-        """Return the sample with the values of all its fields. Names with ``_`` in front, and None, stay as they are.
+        """Return the sample with all of its fields decoded. Entries that begin with ``_``, and None, stay as they are.
 
         Raises:
             CodecError: As ``decode`` does, for the first field that cannot be decoded.
@@ -237,7 +237,7 @@ def names_image(field: str) -> bool:
 
 
 class LightKind(Enum):
-    """What a field holds whose values cost next to nothing to decode, so that a whole block of them is decoded at once.
+    """Kinds of fields whose values cost next to nothing to decode, so that a whole block is decoded at once.
 
     ``NPY`` is an array, ``INT`` a whole number, ``TEXT`` text, ``BYTES`` the bytes themselves.
     """
@@ -249,7 +249,7 @@ class LightKind(Enum):
 
 
 def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
-    """Return what kind of light values a field has; None for images, containers, compressed and registered fields.
+    """Return which light kind a field is; None for images, containers, compressed and registered fields.
 
     Example:
         >>> light_kind("cls", Decoder()), light_kind("jpg", Decoder()), light_kind("jpg:bytes", Decoder())
@@ -269,7 +269,7 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
 
 
 def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
-    """Return the error of a field that cannot be decoded, for a cause."""
+    """Return the error for a field that cannot be decoded, with what to do about its cause."""
     advice = (
         f"write '{field}:unchanged' in fields=, or pass decode=Decoder(images='unchanged')"
         if isinstance(error, BitDepthError)
@@ -286,8 +286,8 @@ def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecErr
 def encode(field: str, value: object, *, key: str = "", codecs: Mapping[str, Codec] | None = None) -> bytes:
     """Return the bytes that a field is stored as.
 
-    Bytes are taken as they are, and are for the caller to have right: a JPEG under ``png``, or plain JSON under
-    ``json.gz``, is not noticed. A str is stored as UTF-8, also under ``json``, where it is taken as JSON text; only a
+    Bytes are stored as they are and not checked: a JPEG under ``png``, or plain JSON under ``json.gz``, is not noticed.
+    A str is stored as UTF-8, also under ``json``, where it is taken as JSON text; only a
     registered codec comes before that.
 
     Args:
@@ -453,7 +453,7 @@ def _place(field: str, key: str, url: str) -> str:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return what to say of an error: these make sense without their name, a KeyError's message does not."""
+    """Return an error as text, with its type where the message alone would not be clear, as of a KeyError."""
     return (
         str(error) if isinstance(error, ValueError | TypeError | ShardkitError) else f"{type(error).__name__}: {error}"
     )

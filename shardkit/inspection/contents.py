@@ -79,7 +79,7 @@ class _Shard:
             yield SampleInfo(self.url, row[KEY], fields)
 
     def sources(self) -> Iterator[str | None]:
-        """Yield for each sample a file that it was made of; None where that is not known, and without end after all."""
+        """Yield the file that each sample was made of, None where that is not known; then None without end."""
         if self.index and self.index.has_source:
             yield from self.index.rows([SOURCE]).column(SOURCE).to_pylist()
         yield from repeat(None)
@@ -159,7 +159,7 @@ def _reads_blocks(index: ShardIndex) -> bool:
 def _open(
     urls: str | Sequence[str], storage_options: Mapping[str, object] | None, *, allow_any_url: bool
 ) -> tuple[Manifest | None, Iterator[_Shard]]:
-    """Return the manifest, if it is one dataset, and the shards, each of which may be forgotten when it is done."""
+    """Return the manifest, if it is one dataset, and the shards, one at a time so that none has to be kept."""
     locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
     manifest = None
     shard = locations[0].shard if locations else None
@@ -274,11 +274,11 @@ class Statistics:
         samples: How many samples they have.
         fields: The sizes of each field.
         shards: The shards' sizes as stored.
-        tar_bytes: Their uncompressed size; 0 if that is not known, for want of a manifest.
+        tar_bytes: Their uncompressed size; 0 if that is not known, because there is no manifest.
         classes: How many samples each class has, by name, or by number where names are not known.
-        before: What the files take that the samples were made of; of samples that do not name one, a file for each
-            field. Labels that came from the names of folders or from a table are no files.
-        after: What the shards, their indexes and the manifest take.
+        before: The footprint of the files that the samples were made of; for samples that name no file, of one file
+            for each field. Labels from the names of folders or from a table are no files.
+        after: The footprint of the shards, their indexes and the manifest.
         originals: How many samples name a file that they were made of.
         folders: How many folders there are below the one that these files are in.
     """
@@ -376,7 +376,7 @@ def _with_parents(folder: str) -> Iterator[str]:
 
 
 def is_loose(url: str) -> bool:
-    """Return whether a folder has files and neither shards nor datasets: what can be packed, and was not."""
+    """Return whether a folder has files but neither shards nor datasets, so that it was not packed yet."""
     folder = Path(url)
     if not folder.is_dir() or _holds_shards(folder):
         return False
@@ -391,7 +391,7 @@ def _holds_shards(folder: Path) -> bool:
 
 
 def measure_folder(folder: str) -> tuple[Footprint, int]:
-    """Return what the files below a folder take that are not hidden, and how many folders they are in below it.
+    """Return the footprint of the files below a folder, and how many folders below it hold them, without hidden ones.
 
     Raises:
         OSError: It cannot be read.

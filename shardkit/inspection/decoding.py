@@ -18,7 +18,7 @@ _CHUNK_SAMPLES = 256  # ... but no more than that many samples
 class Decoding:
     """Which fields of shards cannot be decoded, found while the shards are read.
 
-    A shard that comes damaged from another machine is read twice, so each reading is a part of its own.
+    A shard that comes damaged from another machine is read again, so each reading is a part of its own.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -38,7 +38,7 @@ class Decoding:
         self._fields.append(0)
 
     def tasks(self, samples: Iterator[tuple[str, Mapping[str, Member]]]) -> Iterator[CheckTask]:
-        """Yield what decodes samples that are being read. If they end with an error, it is raised after the last."""
+        """Yield tasks that decode samples while these are read. An error of reading is raised after the last task."""
         part = self.last
         chunk: list[EncodedSample] = []
         first = size = 0

@@ -8,14 +8,14 @@ from shardkit.errors import hide_secrets
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as it should be.
+    """One thing that is wrong with a dataset.
 
     Attributes:
         url: The file concerned.
         message: What it is, for people.
         offset: Where in the uncompressed shard, in bytes; None if that is not known.
         key: The sample concerned; empty if it is not about one.
-        field: The field concerned; empty likewise.
+        field: The field concerned; empty if it is not about one.
     """
 
     url: str
@@ -31,15 +31,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DamagedShard:
-    """A shard that is not as it should be, or whose index is not.
+    """A shard that is damaged, or whose index is.
 
     Attributes:
         url: The shard.
-        samples: How many samples it should have; if nothing says that, how many could be read.
-        whole: How many are whole. With an index: each byte of their fields is what it was, wherever the damage is.
-            Without: they come before the damage. With ``decode=``, those alone whose every field can be decoded.
-        damaged: The keys of those that are known not to be whole, in order; then those of fields that are named because
-            they cannot be decoded.
+        samples: How many samples it should have; if that is not known, how many could be read.
+        whole: How many are whole. With an index: those whose every byte is what it was, wherever the damage is.
+            Without: those before the damage. With ``decode=``, only those whose every field can be decoded.
+        damaged: The keys of the samples that are known to be damaged, in order; then those of the samples with fields
+            that are named because they cannot be decoded.
         problems: What is wrong.
     """
 
@@ -62,9 +62,9 @@ class VerifyReport:
         shards: How many shards were read.
         samples: How many samples were found in them.
         bytes: How many uncompressed bytes were read, of whole shards.
-        damaged: The shards that are not as they should be.
+        damaged: The shards that are damaged, or whose index is.
         problems: What is wrong with the dataset as a whole.
-        notes: What could not be checked, for want of a manifest or an index.
+        notes: What could not be checked, because there is no manifest or no index.
     """
 
     url: str
@@ -80,7 +80,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether nothing wrong was found."""
         return not self.damaged and not self.problems
 
     def to_json(self) -> str:

@@ -1,7 +1,7 @@
 """How well an order mixes a dataset, as numbers: of an order plan, of webdataset's buffer, of a uniform permutation.
 
-Only numbers of samples are looked at, no data. Of a large dataset some batches, shards and blocks are looked at, spread
-over the whole epoch.
+Only the numbers of samples are needed, no data. Of a large dataset, some batches, shards and blocks are looked at,
+spread over the whole epoch.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from shardkit.hashing import Permutation, derive, mix64_array, shuffled
 from shardkit.order.plan import Batches, IntArray, OrderPlan, prefix_sums
 
 CORRELATION = 0.1
-"""How alike two samples of one shard, or block, are taken to be (intraclass correlation), to say what it costs."""
+"""How alike two samples of one shard, or block, are assumed to be (intraclass correlation)."""
 
 BUFFER_SAMPLES = 1000
 BUFFER_WORKERS = 8
-_BUFFER_INITIAL = 100  # webdataset's shuffle() begins to give out samples with so many, unless it is told
+_BUFFER_INITIAL = 100  # webdataset's shuffle() gives out samples as soon as it holds this many, by default
 
 LIMIT = 1 << 20
-"""Of up to so many samples all are looked at; of more, about so many."""
+"""All samples are looked at up to this number; of more samples, about this number."""
 
 # Where not all are looked at:
 _STRETCHES = 16  # of consecutive batches

@@ -78,7 +78,7 @@ class ShuffleReport:
             class, classes of fewer samples are missing from long parts of an epoch, unless it was packed shuffled.
         in_memory: Whether the whole dataset fits into a loader's ``memory``, so that each rank reads a block once.
         read_amplification: By number of ranks, how many bytes they read together, as a multiple of the dataset's.
-        sampled: Whether only some batches, shards and blocks were looked at, since there are so many.
+        sampled: Whether the dataset is so large that only some batches, shards and blocks were looked at.
     """
 
     url: str
@@ -240,13 +240,13 @@ def shuffle_report(
 ) -> ShuffleReport:
     """Report how well the samples of a dataset are mixed in training, and what that costs.
 
-    Only the manifest is read. Of datasets of more than about a million samples, some are looked at.
+    Only the manifest is read. Of more than about a million samples, about a million are looked at.
 
     Args:
         url: The dataset.
         batch_size: Of one rank.
         world_size: How many ranks share a global batch.
-        lanes: How many lanes the order has; unless it is said, as many as a loader chooses.
+        lanes: How many lanes the order has; by default as many as a loader chooses.
         memory: As a loader is given it: of a dataset of no more, each rank reads a block once and keeps it.
         seed: Of the order.
         epoch: Of the order.

@@ -119,7 +119,7 @@ class _Files:
         return sample
 
     def take(self, positions: Sequence[int], /) -> "_Files":
-        """Return a source of some of the samples, in that order; the current folder may be another where it is read."""
+        """Return a source of some of the samples, in that order, whatever the current folder where it is read."""
         return _Files(
             str(Path(self.folder).absolute()),
             self.classes,
@@ -129,7 +129,7 @@ class _Files:
         )
 
     def overlaps(self, folder: str) -> bool:
-        """Say whether what is written to a folder would lie among these files."""
+        """Return whether what is written to a folder would lie among these files."""
         read, written = Path(canonical_url(self.folder)), Path(canonical_url(folder))
         return not is_remote(folder) and (read == written or read in written.parents)
 
@@ -146,23 +146,23 @@ class _Files:
 class ImageFolder(_Files):
     """Images in folders, one folder a class; or images anywhere below a folder, with a table of labels.
 
-    Each image becomes a sample with its bytes as they are, under ``jpg`` (also for ``.jpeg`` and ``.JPEG``), ``png``
-    and so on, and its class number under ``cls``. Its key is its path without extension, whatever other files there
-    are. Classes are numbered in the order of their names. Images at the top have no class: they need ``labels``. Links
-    are followed. Hidden files are left out; other files that are not images stand in ``ignored``.
+    Each image becomes a sample with its unchanged bytes under ``jpg`` (also for ``.jpeg`` and ``.JPEG``), ``png`` and
+    so on, and its class number under ``cls``. Its key is its path without extension, whatever other files there are.
+    Classes are numbered in the order of their names. Images at the top have no class: they need ``labels``. Links are
+    followed. Hidden files are left out; other files that are not images are listed in ``ignored``.
 
     Args:
         folder: The folder.
         labels: Labels instead of class folders: a mapping from path or key to class number or name; or a CSV file
             whose header names a column ``path`` or ``key`` and a column ``label``, in any order and beside others; or
             a JSON file with an object of path or key and label. Every image needs one.
-        classes: The names of the classes, by number, instead of the names that occur, in their order: for a split that
-            lacks some, or for folders that do not look like classes. With labels that are numbers, what these mean.
+        classes: The names of the classes, by number; by default the names that occur, sorted. For a split that lacks
+            some, for folders that do not look like classes, and to name labels that are numbers.
 
     Raises:
-        SourceError: There is no image, an image has no label, or one that is no class, two images would have one key,
+        SourceError: There is no image; an image has no label, or one that is no class; two images would have one key;
             or a name cannot be written. Or the folders at the top are no classes: they are splits, like ``train`` and
-            ``val``, or hold what belongs together, like ``images`` and ``masks``.
+            ``val``, or their files belong together, like ``images`` and ``masks``.
 
     Example:
         >>> import tempfile
@@ -222,8 +222,8 @@ class FileFolder(_Files):
     ``a.jpg`` and ``a.txt`` make the sample ``a``. The extension is the field, in lower case, and ``jpg`` also for
     ``.jpeg``, as an ``ImageFolder`` has it. Names with several dots could mean two things, so they need ``fields``:
     with ``fields=("jpg", "seg.png")``, ``a.seg.png`` is the field ``seg.png`` of ``a``, and ``v1.5.jpg`` is the field
-    ``jpg`` of a sample of its own. Hidden files are left out; with ``fields``, files that end in none of them stand in
-    ``ignored``.
+    ``jpg`` of a sample of its own. Hidden files are left out; with ``fields``, files that end in none of them are
+    listed in ``ignored``.
 
     Args:
         folder: The folder.
@@ -232,9 +232,8 @@ class FileFolder(_Files):
     Raises:
         ArgumentError: ``fields`` is no sequence of texts, or one of them is to be decoded.
         SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
-            Folders hold what belongs together, like ``images`` and ``masks``. Or, without ``fields``, what would be
-            packed cannot be meant: splits, like ``train`` and ``val``, as one dataset, or files without an image where
-            most samples have one.
+            Or files in several folders belong together, as in ``images`` and ``masks``. Or, without ``fields``, splits,
+            like ``train`` and ``val``, would become one dataset, or a sample would have no image where most have one.
 
     Example:
         >>> import tempfile

@@ -26,7 +26,7 @@ def find_labels(
     Args:
         paths: The files, below the folder.
         keys: Their samples' keys.
-        labels: Labels by path or key. Those of other files are left alone.
+        labels: Labels by path or key. Those of other files are ignored.
         folder: The folder, for messages.
 
     Raises:
@@ -98,7 +98,7 @@ def number_labels(
 
 
 def read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Return a table of labels, read from a file if it is one's name.
+    """Return a table of labels, read from a file if ``labels`` is the name of one.
 
     A CSV file has a header line that names a column ``path`` or ``key`` and a column ``label``, in any order and beside
     others; if all labels are whole numbers, they are numbers. A JSON file has an object of path or key and label.

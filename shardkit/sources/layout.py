@@ -1,7 +1,7 @@
-"""What the layout of a folder says before anything of it is packed.
+"""Whether the layout of a folder means what its names would be taken for; checked before anything is packed.
 
-Keys, fields and classes are made of names. A layout that means something else than its names would say is refused, with
-two of its files and with what to do: folders of splits, folders whose files belong together, files that are no samples.
+Keys, fields and classes are made of names. Folders of splits, folders whose files belong together, and files that are
+no samples are refused, with two of the files and with what to do.
 """
 
 import re
@@ -78,13 +78,13 @@ def check_class_folders(folder: str, paths: Sequence[str]) -> None:
 
 
 def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
-    """Check that no folders below are splits, like ``train`` and ``val``, which are datasets of their own.
+    """Check that no folders are splits, like ``train`` and ``val``, which should be datasets of their own.
 
     Args:
         folder: The folder, for messages.
         paths: The files below it.
-        classes: Whether the folders at the top would be classes. Then one split is one too many, unless there are
-            classes beside it that have nothing in common with it: a train is a vehicle, too.
+        classes: Whether the folders at the top would be classes. Then a single split is refused too, unless it has
+            nothing in common with the folders beside it: a train is a vehicle, too.
 
     Raises:
         SourceError: Some are.

@@ -33,9 +33,9 @@ _SHARD = "__shard__"
 class ShardSource:
     """The samples of existing shards, of one dataset or of several, as they are, with the files they were made of.
 
-    Shards of datasets are compared with their indexes while they are read; bare tars are held to what a tar can show.
-    Where all shards are uncompressed and have an index, nothing is filtered and no class gets another number, samples
-    are read by position; else the shards are gone through once, in order.
+    Shards of datasets are compared with their indexes while they are read; a bare tar can only be checked as a tar.
+    Samples are read by position if all shards are local, uncompressed and have an index, nothing is filtered and no
+    class gets another number; else the shards are read once, in order.
 
     Datasets with different class lists get one that has all of their names, and in fields whose name ends in ``cls``
     each class's number in it: what was a cat is a cat. What a filter sees are these numbers.
@@ -53,9 +53,9 @@ class ShardSource:
         classes: The names of the classes, by number; empty if they are not known.
 
     Raises:
-        DatasetError: Nothing is found, or a manifest is not usable. Or some datasets name their classes, and one that
-            does not has class numbers, of which nobody knows what they mean.
-        SampleError: While iterating, a class number that is to be another one has no name.
+        DatasetError: Nothing is found, or a manifest is not usable. Or some datasets name their classes, and another
+            has class numbers without names, so that nobody knows what they mean.
+        SampleError: While iterating, a class number that has to be changed has no name.
 
     Example:
         >>> import tempfile
@@ -104,7 +104,7 @@ class ShardSource:
                 yield {name: value for name, value in picked.items() if value is not None}
 
     def _sources(self, location: ShardLocation) -> Iterator[str | None]:
-        """Yield for each sample of a shard the file that it was made of, and then, or if that is not known, None."""
+        """Yield the file that each sample was made of, None where that is not known; then None without end."""
         if location.shard:
             storage = storage_for(location.url, self._storage_options)
             index = open_index(storage, location.folder, location.shard)
@@ -113,7 +113,7 @@ class ShardSource:
         yield from repeat(None)
 
     def overlaps(self, folder: str) -> bool:
-        """Say whether some of the shards lie in a folder."""
+        """Return whether some of the shards lie in a folder."""
         return _lie_in(self._locations, folder)
 
     def listed(self) -> "ListedShards | None":
@@ -222,7 +222,7 @@ class ListedShards:
         return ListedShards(self._locations, self._rows.take(list(positions)), self._selection, self.classes)
 
     def overlaps(self, folder: str) -> bool:
-        """Say whether some of the shards lie in a folder."""
+        """Return whether some of the shards lie in a folder."""
         return _lie_in(self._locations, folder)
 
     def fingerprint(self) -> str:

@@ -38,7 +38,7 @@ _UNITS = {
 _LARGEST = 2**60  # so that sums of sizes fit into 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 FRESH_READS = 2
-"""How often what came wrong from another machine is fetched again."""
+"""How often data that came damaged from another machine is fetched again."""
 
 _logger = logging.getLogger("shardkit")
 
@@ -101,12 +101,12 @@ class Storage(Protocol):
     def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
         """Return exactly ``size`` bytes from ``start``. Raises TruncatedShardError if the file ends before.
 
-        With ``fresh``, what came before was wrong: it is fetched again, past caches and over a new connection.
+        ``fresh`` says that the bytes came damaged before: they are fetched past caches, over a new connection.
         """
         ...
 
     def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
-        """Fill ``out`` with the bytes from ``start``; else as ``read_range``. After an error, it holds anything."""
+        """Fill ``out`` with the bytes from ``start``; else as ``read_range``. After an error it may hold anything."""
         ...
 
     def open(self, url: str, start: int = 0, *, fresh: bool = False) -> ByteStream:
@@ -133,12 +133,12 @@ class Storage(Protocol):
 
 
 def read_right(url: str, read: Callable[..., T]) -> T:
-    """Return what is read from a URL; what came wrong from another machine is fetched again, twice at most.
+    """Return what ``read`` returns; if data comes damaged from another machine, it is read again, at most twice.
 
     Args:
-        url: Where it is, which decides whether it can have been damaged on its way.
+        url: Where the data is: only data of another machine can have been damaged on its way.
         read: Reads and checks it. Called with ``fresh``, which it passes to the storage. A ShardError or DatasetError
-            that it raises means that what came is wrong.
+            that it raises means that the data is damaged.
     """
     for number in range(FRESH_READS if is_remote(url) else 0):
         try:

@@ -25,12 +25,12 @@ CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 10.0, 30.0, 300.0
 """How long servers are waited for, in seconds, unless storage_options say otherwise."""
 
 _KEPT_CONNECTIONS = 256  # to one server; more are opened when needed, and closed after use
-# An answer is late after so many seconds, and it is looked so often whether one is. Hardly any that a server is at work
-# on takes longer, even to the other side of the world, and nobody who trains has waited for long by then.
+# An answer is late after _PATIENCE seconds, which is checked every _LOOK_SECONDS. A server that is at work hardly ever
+# takes longer, even on the other side of the world, and no training has waited long by then.
 _PATIENCE, _LOOK_SECONDS = 1.0, 0.25
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
-# What may be said to a host that the user did not name.
+# The headers that a host which the user did not name may get.
 _HARMLESS = frozenset({"accept-encoding", "cache-control", "if-match", "range", "user-agent"})
 _SIGNATURE = re.compile(r"\?\S*")
 
@@ -85,7 +85,7 @@ class _Waiting:
 
     @contextlib.contextmanager
     def add(self, server: tuple[str, str], proxy: "Url | None") -> Iterator[None]:
-        """Have a request that waits, until the context ends."""
+        """Count a request as waiting until the context ends."""
         request = object()
         try:
             with self._lock:
@@ -143,7 +143,7 @@ def send_get(
 ) -> "BaseHTTPResponse":
     """Send a GET, follow where it is redirected, and return the answer, whose body is not read yet.
 
-    What says who asks goes only to the host that the URL names.
+    Credentials, and all other headers that are not harmless, go only to the host that the URL names.
 
     Args:
         url: Where to.

@@ -65,7 +65,7 @@ def has_filesystem(url: str) -> bool:
 
 
 def _known_options(kind: type) -> frozenset[str]:
-    """Return what a filesystem takes whose constructors pass everything else on to fsspec's first, which drops it."""
+    """Return the options that a filesystem's constructors name; others reach fsspec's base class, which drops them."""
     signatures = (inspect.signature(vars(base)["__init__"]) for base in kind.__mro__[:-1] if "__init__" in vars(base))
     return _BASE_OPTIONS.union(*(signature.parameters for signature in signatures))
 
@@ -75,7 +75,8 @@ class GenericStorage:
 
     Args:
         options: Passed to the filesystem; for a chained URL by protocol: ``{"gs": {...}, "simplecache": {...}}``.
-            A cache is to know those that are for no protocol. What others do with unknown ones is theirs to say.
+            Options of a chained URL that name no protocol must be known to the cache. Filesystems decide themselves
+            what to do with unknown ones.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:

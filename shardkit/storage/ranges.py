@@ -47,7 +47,7 @@ _MAX_VERSIONS = 1 << 16  # are remembered
 
 
 class Signer(Protocol):
-    """Makes requests of files' URLs: where they go, and what says who asks."""
+    """Turns the URL of a file into a request: an address, and headers with credentials."""
 
     follows: bool
     """Whether redirects are followed as they come."""
@@ -66,7 +66,7 @@ class Signer(Protocol):
         ...
 
     def advise(self, refusal: Refusal) -> str:
-        """Return what to do about a refusal for want of rights."""
+        """Return what to do about a refusal for lack of permission."""
         ...
 
 
@@ -143,7 +143,7 @@ class Ranges:
         Args:
             url: The file.
             version: What an answer says of its version.
-            fresh: What came before was wrong, so believe this of the same version rather than that.
+            fresh: What came before was wrong, so this answer is believed where the two contradict each other.
 
         Returns:
             What is contradictory, so that one of the answers is wrong; empty if nothing is.
@@ -291,7 +291,7 @@ class RangeStream:
             response.close()
 
     def _connect(self, attempts: Attempts) -> bytes:
-        """Have an answer that brings what is at the position, unless the file ends before."""
+        """Make sure that there is an answer for the position, unless the file ends before it."""
         ahead = self._position - self._at
         if self._response is not None and self._pid == os.getpid() and 0 <= ahead <= self._read_over:
             return b""
@@ -338,7 +338,7 @@ class RangeStream:
         )
 
     def _accept(self, response: "BaseHTTPResponse") -> str | None:
-        """Believe an answer what it proves; return why not if it is not what was asked for."""
+        """Take over what an answer proves about itself; return the problem if it is not what was asked for."""
         self._response = response
         try:
             self._at, stop, size = read_extent(response, self._position)
@@ -365,7 +365,7 @@ class RangeStream:
         )
 
     def _end_before(self, refusal: Refusal) -> str | None:
-        """Take note that the file has no byte at the position; return why not if that cannot be."""
+        """Record that the file has no byte at the position; return the problem if that cannot be."""
         size = 0 if refusal.size is None and self._position == 0 else refusal.size
         if size is not None:
             if size > self._position:

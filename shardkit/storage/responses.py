@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
-"""What S3 calls it when credentials were right once."""
+"""S3's codes for credentials that have expired."""
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 MISSING = frozenset({404, 410})
 FORBIDDEN = frozenset({401, 403, 407})
-"""What answers mean by their numbers: that it may go better soon; that there is nothing; that it is not allowed."""
+"""The statuses of answers that say: try again later; there is no such file; access is refused."""
 
 AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"})
-"""What S3 calls it when the next try may go better, whatever the number of the answer is."""
+"""S3's codes for failures after which another try may succeed, whatever the status."""
 
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
@@ -55,7 +55,7 @@ class Version:
         return self.etag == other.etag if self.etag or other.etag else self.modified == other.modified
 
     def settle(self, other: "Version") -> "Version":
-        """Return what is left to believe of two contradictory versions."""
+        """Return what can still be believed of two contradictory versions."""
         if self.is_named and other.is_named:
             return replace(self, size=None)
         return self if self.is_named else other
@@ -76,9 +76,9 @@ class Refusal:
     """An answer without the file.
 
     Attributes:
-        status: Its number.
-        code: What S3 calls it; empty if the server does not speak S3.
-        text: What S3 says of it.
+        status: Its HTTP status.
+        code: S3's code for the error; empty if the server does not speak S3.
+        text: S3's message.
         headers: Its headers.
         size: The file's size, if the answer tells it.
     """
@@ -91,7 +91,7 @@ class Refusal:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether who asks has not the right, or has it no more."""
+        """Whether the request lacks permission, or its credentials have expired."""
         return self.status in FORBIDDEN or self.code in EXPIRED
 
     def __str__(self) -> str:

@@ -27,8 +27,8 @@ class Attempts:
 
     Attributes:
         failures: How often it went wrong.
-        renewals: How often it was asked for in another way.
-        wrong_answers: How often something else came than was asked for.
+        renewals: How often the request was changed, for example because credentials had expired.
+        wrong_answers: How often an answer brought something other than what was asked for.
     """
 
     __slots__ = ("_began", "_received", "_seconds", "_tries", "_url", "failures", "renewals", "wrong_answers")
@@ -49,13 +49,13 @@ class Attempts:
         return self._began + self._seconds + self._received / _SLOWEST - time.monotonic()
 
     def receive(self, received: int, *, is_wanted: bool) -> None:
-        """Count bytes that came; those that are passed over are no progress."""
+        """Count bytes that came; those that are only skipped are no progress."""
         self._received += received
         if is_wanted:
             self._tries = 0
 
     def check_time(self, doing: str) -> None:
-        """Raise if the time is over, however much comes."""
+        """Raise StorageError if the time is over, even if bytes still arrive."""
         if self.seconds_left <= 0:
             self._give_up(doing, f"it comes too slowly, {self._received:,} bytes so far")
 

@@ -1,7 +1,7 @@
 """Transforms of albumentations and torchvision -> transforms that give the same for the same seed, epoch and position.
 
-By themselves they do not, where several threads call them: they draw from one generator, in the order in which the
-threads happen to come. Here each thread has a copy of its own, and what a call draws follows from its ``rng`` alone.
+By themselves they do not if several threads call them: they draw from one generator, in whatever order the threads
+arrive. Here each thread has its own copy, and what a call draws depends on its ``rng`` alone.
 """
 
 import copy
@@ -33,7 +33,7 @@ class Albumentations:
         transform: The transform, as ``albumentations.Compose([...])``. It is copied, and never called itself.
 
     Raises:
-        ArgumentError: It does not say what its random numbers are to be.
+        ArgumentError: It has no ``set_random_state``, by which its random numbers are chosen.
 
     Example:
         >>> class Shift:  # what shardkit uses of a transform of albumentations

@@ -33,7 +33,7 @@ class FieldFunctions(Protocol):
 
 
 _AS_THEY_SAY = Decoder()
-"""Decodes fields that say how, where others are kept as bytes."""
+"""Decodes the fields that say how, where all others stay bytes."""
 
 
 class FieldFunction:
@@ -146,8 +146,8 @@ class Transform:
         Raises:
             SampleError: A field that has a function is missing.
             ArgumentError: A function raised StopIteration.
-            CodecError: An image that was not decoded yet cannot be; ``was_undecodable`` knows it. What the functions
-                themselves raise gets a note of the sample, and of the field, and passes.
+            CodecError: A pending image cannot be decoded; ``was_undecodable`` tells this from an error of a function.
+            Exception: Whatever a function raises, with a note that names the sample and the field.
         """
         names: Sequence[str] = ()
         missing: Sequence[str] = ()
@@ -182,11 +182,11 @@ class Transform:
 
 
 def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -> frozenset[str]:
-    """Return the fields that ``decode_fields`` may leave undecoded: an image transform is the first to get them.
+    """Return the fields that ``decode_fields`` may leave undecoded, because an image transform gets them first.
 
     Args:
-        transforms: What is called with the sample, one after the other.
-        decoder: What decodes the fields.
+        transforms: The transforms that are called with the sample, in this order.
+        decoder: Decodes the fields.
     """
     if decoder is None:
         return frozenset()
@@ -221,7 +221,7 @@ def parse_decode(decode: bool | Decoder, selection: FieldSelection) -> Decoder |
 def decode_fields(
     sample: Sample, selection: FieldSelection, decoder: Decoder | None, *, undecoded: Collection[str] = ()
 ) -> Sample:
-    """Return a sample's picked fields under their new names, decoded by their own; ``__key__`` and its like are kept.
+    """Return the picked fields under their new names, decoded as their stored names say; reserved entries are kept.
 
     Args:
         sample: Bytes of fields, or views of them. Values of index columns that are in ``__columns__`` come out beside
@@ -264,7 +264,7 @@ def decode_fields(
 
 
 def was_undecodable(sample: object, error: BaseException) -> bool:
-    """Return whether an error of a transform is that of an image of the sample that was left to it to decode."""
+    """Return whether a transform's error is that a pending image of the sample cannot be decoded."""
     values = sample.values() if isinstance(sample, Mapping) else ()
     return any(isinstance(value, PendingImage) and value.error is error for value in values)
 

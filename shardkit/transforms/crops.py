@@ -1,8 +1,8 @@
 """Images -> images of one size: a box cut out, resized and mirrored, for batches.
 
-A transform takes what a decoder has made of an image, and it takes an image that is not decoded yet. That is what
-datasets, loaders and streams give it, so that an image is decoded when it is known which part of it is needed, and how
-large, and is written where it belongs:
+A transform takes decoded images, and images that are not decoded yet. Datasets, loaders and streams give it the latter,
+so that an image is decoded once it is known which part of it is needed, and in what size, and is written straight to
+its place in the batch:
 
 ::
 
@@ -65,8 +65,8 @@ class ImageTransform:
             uint8, (height, width, 3); of an array that ``nearest`` names, an array of its type.
 
         Raises:
-            ArgumentError: It is no such image, or there are several of different sizes, or none under a name that is
-                in ``nearest``, or ``rng`` is missing.
+            ArgumentError: It is no such image, several images have different sizes, a name in ``nearest`` is not there,
+                or ``rng`` is missing.
         """
         if isinstance(image, Mapping):
             return self.apply(image, rng)
@@ -78,8 +78,8 @@ class ImageTransform:
     ) -> None:
         """Decode an image file and write the result where it is to be, mostly without the GIL.
 
-        It is what decoding first and transforming then gives, with the same random numbers, but for a grey level or two
-        where a large JPEG is decoded smaller.
+        The result is that of decoding first and transforming then, with the same random numbers, except for a grey
+        level or two where a large JPEG is decoded smaller.
 
         Args:
             data: The file.
@@ -88,7 +88,7 @@ class ImageTransform:
             max_pixels: The most pixels that the image may have.
 
         Raises:
-            ArgumentError: ``out`` is not as it should be, or ``rng`` is missing.
+            ArgumentError: ``out`` has another type or shape or is not contiguous, or ``rng`` is missing.
             ValueError: It is no image, is damaged or cut, or claims too many pixels. ``out`` may be written to in part.
             Exception: Whatever Pillow raises on a damaged file.
         """
@@ -200,11 +200,11 @@ class RandomResizedCrop(ImageTransform):
         scale: The least and the largest area of the part, of the image's.
         ratio: The least and the largest ratio of its width to its height.
         flip: How often it is mirrored, left to right, from 0 to 1.
-        antialias: Let all pixels of the part count. Without, some detail is lost and some invented, as OpenCV's linear
-            interpolation has it.
+        antialias: Let all pixels of the part count. Without it some detail is lost and some is invented, as with
+            OpenCV's linear interpolation.
         exif: Turn the image as its EXIF orientation says. By default it stays as it is stored.
-        nearest: Of several fields, those that hold numbers of classes and the like, of which no mixture makes sense:
-            each pixel of the result is one of the field's. Else a field must be an image.
+        nearest: Of several fields, those that hold class numbers and the like, which must not be mixed: each pixel of
+            the result is one of the field's. Every other field must be an image.
 
     Raises:
         ArgumentError: An argument is out of range.

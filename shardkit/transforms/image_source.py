@@ -1,6 +1,6 @@
-"""An image file -> the pixels of a box of it, decoded when it is known which box that is, and how large it is needed.
+"""An image file -> the pixels of a box of it, decoded once the box and the size of the result are known.
 
-Also the same for what is decoded already, so that a transform need not know.
+An array is a source too, so that transforms treat both alike.
 """
 
 from typing import NamedTuple, Protocol
@@ -17,8 +17,9 @@ from shardkit.codecs.registry import undecodable
 from shardkit.errors import ArgumentError, CodecError
 from shardkit.transforms.resize import Pixels
 
-# What is left to resizing where a JPEG is decoded smaller. At 4, of nine photographs at qualities 75 and 95, 99.2 % of
-# values and more were within 2 grey levels of those that are decoded whole, none beyond 6; at 3, 98.5 %; at 2, 82 %.
+# A JPEG is decoded smaller only as far as resizing still has to shrink it by this factor. At 4, at least 99.2 % of the
+# values of nine photographs at qualities 75 and 95 were within 2 grey levels of decoding whole, none beyond 6; at 3,
+# 98.5 %; at 2, 82 %.
 _REDUCTION_LEFT = 4
 _MAX_SIDE = 65_535  # a JPEG's. Antialiasing takes memory by the side, and max_pixels would allow for one long row
 
@@ -57,7 +58,7 @@ class Source(Protocol):
     width: int
 
     def pixels(self, box: Box, shape: Shape) -> Pixels:
-        """Return a box's pixels, perhaps fewer of them, but enough for an image of that shape."""
+        """Return a box's pixels, or a smaller version of it that is large enough for an image of that shape."""
         ...
 
 
@@ -131,21 +132,21 @@ class _JpegSource:
 
 
 class PendingImage:
-    """An image file in a sample whose pixels are asked for by the transform that comes next.
+    """An image file in a sample that the next transform decodes.
 
     Args:
         data: The file.
         max_pixels: The most pixels that it may have.
         field: Its field, for messages.
-        key: Its sample, likewise.
-        url: Its shard, likewise.
+        key: Its sample, for messages.
+        url: Its shard, for messages.
         is_unchanged: Whether it is wanted as it is stored, and not as RGB.
 
     Attributes:
-        is_unchanged: Likewise.
-        height: In pixels, once it was opened.
-        width: Likewise.
-        error: What was raised because it cannot be decoded.
+        is_unchanged: As above.
+        height: In pixels, after ``open``.
+        width: In pixels, after ``open``.
+        error: The error that was raised because it cannot be decoded; None if there was none.
     """
 
     __slots__ = ("_data", "_max_pixels", "_place", "_source", "error", "height", "is_unchanged", "width")
@@ -167,13 +168,13 @@ class PendingImage:
         self.error: Exception | None = None
 
     def open(self, *, exif: bool) -> "PendingImage":
-        """Find out its height and width, and return itself.
+        """Read its height and width, and return itself.
 
         Args:
             exif: Whether it is turned as its EXIF orientation says.
 
         Raises:
-            CodecError: It cannot be decoded; also later.
+            CodecError: It cannot be decoded; some damage is noticed only by ``pixels``.
         """
         try:
             self._source = open_source(self._data, max_pixels=self._max_pixels, exif=exif)
@@ -194,7 +195,7 @@ class PendingImage:
             raise self._undecodable(error) from error
 
     def pixels(self, box: Box, shape: Shape) -> Pixels:
-        """Return a box's pixels, perhaps fewer of them, but enough for an image of that shape."""
+        """Return a box's pixels, or a smaller version of it that is large enough for an image of that shape."""
         try:
             return self._source.pixels(box, shape)
         except Exception as error:
@@ -207,7 +208,7 @@ class PendingImage:
 
 
 def divisor_of(box: Box, shape: Shape) -> int:
-    """Return by how much an image may be decoded smaller, 1, 2, 4 or 8, and none is seen to be missing in the result.
+    """Return by which factor an image may be decoded smaller, 1, 2, 4 or 8, so that the result hardly differs.
 
     Example:
         >>> divisor_of(Box(0, 0, 3000, 4000), Shape(224, 224)), divisor_of(Box(0, 0, 400, 4000), Shape(224, 224))
@@ -221,9 +222,9 @@ def divisor_of(box: Box, shape: Shape) -> int:
 
 
 def aligned(box: Box, shape: Shape) -> Box:
-    """Return a box that a JPEG decoded smaller has whole pixels of: moved and cut by less than ``divisor_of`` pixels.
+    """Return a box moved and cut, by less than ``divisor_of`` pixels, to whole pixels of the JPEG decoded smaller.
 
-    Smaller boxes stay as they are.
+    Boxes that are decoded at full size stay as they are.
 
     Example:
         >>> aligned(Box(5, 7, 2001, 1901), Shape(224, 224)), aligned(Box(5, 7, 301, 200), Shape(224, 224))

@@ -28,7 +28,7 @@ def resize_linear(pixels: Pixels, out: Pixels, *, mirrored: bool, antialias: boo
         pixels: uint8, (height, width, 3); any strides.
         out: uint8, (height, width, 3), contiguous.
         mirrored: Whether left becomes right.
-        antialias: Whether, where the result is smaller, all pixels count, as Pillow has it; else of each four at most.
+        antialias: Whether all pixels count where the result is smaller, as in Pillow; else at most four for each.
     """
     import torch
 
@@ -45,7 +45,7 @@ def resize_linear(pixels: Pixels, out: Pixels, *, mirrored: bool, antialias: boo
 
 
 def resize_nearest(pixels: Pixels, out: Pixels, *, mirrored: bool) -> None:
-    """Write an image into another of another size: of each pixel the one nearest to its middle, never a mixture.
+    """Write an image into another of another size: each pixel is the nearest one of the image, never a mixture.
 
     Args:
         pixels: (height, width, ...), of any type.

@@ -12,11 +12,11 @@ _DAMAGED_ON_ITS_WAY = frozenset({"BadDigest", "XAmzContentSHA256Mismatch"})
 
 
 class RefusedError(Exception):
-    """S3 does not do what it was asked to, and would not the next time.
+    """S3 refuses an operation, and another try would not help.
 
     Attributes:
-        status: The answer's number.
-        code: What S3 calls it.
+        status: The HTTP status.
+        code: S3's code for the error.
     """
 
     def __init__(self, status: int, code: str, text: str) -> None:
@@ -46,7 +46,7 @@ class Caller:
         self._options = options
 
     def attempts(self, url: str, size: int = 0) -> Attempts:
-        """Return what bounds the tries and the time of one call, which sends so many bytes."""
+        """Return what bounds the tries and the time of one call that sends ``size`` bytes."""
         attempts = Attempts(url, self._options.total_timeout)
         attempts.receive(size, is_wanted=False)
         return attempts

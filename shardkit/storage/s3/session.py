@@ -230,7 +230,7 @@ class S3Signer:
 
 
 def advise(code: str) -> str:
-    """Return what to do about a refusal for want of rights."""
+    """Return what to do about a refusal for lack of permission."""
     if code in EXPIRED:
         return "the credentials have expired, so get new ones (a profile or a role is renewed by itself)"
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"):
@@ -241,7 +241,7 @@ def advise(code: str) -> str:
 
 
 def no_credentials(url: str, problem: str = "there are none") -> AccessError:
-    """Return the error for want of credentials."""
+    """Return the error for missing credentials."""
     return AccessError(
         f"{url}: no credentials were found ({problem}); set AWS_PROFILE, or pass key and secret, or profile, or, if "
         "the bucket is public, anon=True, by storage_options",

@@ -51,7 +51,7 @@ class S3Storage(Ranges):
         self.forget(url)
 
     def list(self, url: str) -> list[str]:
-        """See ``Storage.list``. Who may not list is told so by NoListingError."""
+        """See ``Storage.list``. Raises NoListingError if listing is denied."""
         bucket, key = split_s3(url)
         prefix = f"{key.rstrip('/')}/" if key else ""
         found: list[str] = []
@@ -76,7 +76,7 @@ class S3Storage(Ranges):
 
 
 def find_uploads(url: str, storage: S3Storage) -> list[Upload]:
-    """Return the uploads to a folder or an object that were begun and not ended, the oldest first.
+    """Return the unfinished uploads to a folder or an object, the oldest first.
 
     Raises:
         ArgumentError: It is no URL of S3.

@@ -35,7 +35,7 @@ _logger = logging.getLogger("shardkit")
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload in parts that was begun and neither ended nor taken back; its parts take room.
+    """A multipart upload that was neither completed nor aborted; its parts take up room.
 
     Attributes:
         url: What the object would be.
@@ -243,7 +243,7 @@ class Uploads:
                 raise error.explain(url, doing) from None
 
     def list(self, url: str) -> Iterator[Upload]:
-        """Yield the uploads in parts to a folder or an object that were begun and not ended.
+        """Yield the unfinished multipart uploads to a folder or an object.
 
         Raises:
             StorageError: The server does not list them.
@@ -264,7 +264,7 @@ class Uploads:
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def abort(self, upload: Upload) -> None:
-        """Take back an upload: its parts are deleted. One that is gone already is none.
+        """Abort an upload, so that its parts are deleted; nothing happens if it is gone already.
 
         Raises:
             StorageError: The server does not do it.
