@@ -87,8 +87,7 @@ class Transform:
         (True, ['abc', 'cba', 'abc', 'abc'])
     """
 
-    def __init__(self, name: str, function: Callable[..., Any] | None, functions: Iterable[FieldFunction] = ()) -> None:
-        self._name = name
+    def __init__(self, function: Callable[..., Any] | None, functions: Iterable[FieldFunction] = ()) -> None:
         self._function = function
         self._takes_rng = function is not None and _takes_rng(function)
         self.is_of_sample = function is not None
@@ -97,22 +96,21 @@ class Transform:
         self.needs_rng = self._takes_rng or any(one.takes_rng for one in self.functions)
 
     @classmethod
-    def parse(cls, transform: Callable[..., Any] | FieldFunctions | None, *, name: str = "transform") -> "Transform":
+    def parse(cls, transform: Callable[..., Any] | FieldFunctions | None) -> "Transform":
         """Return what an argument means.
 
         Args:
             transform: A function of a sample, which returns what takes its place; a mapping of names of fields to
                 functions of their values, or of tuples of names to functions of dicts of their values; or None.
-            name: What the argument is called, for messages.
 
         Raises:
             ArgumentError: It is none of these.
         """
         if transform is None or (callable(transform) and not isinstance(transform, Mapping)):
-            return cls(name, transform)
+            return cls(transform)
         if not isinstance(transform, Mapping) or not all(callable(function) for function in transform.values()):
-            raise ArgumentError(f"{name} is {transform!r}, expected a function, or a mapping of names to functions")
-        return cls(name, None, (FieldFunction(fields, function) for fields, function in transform.items()))
+            raise ArgumentError(f"transform is {transform!r}, expected a function, or a mapping of names to functions")
+        return cls(None, (FieldFunction(fields, function) for fields, function in transform.items()))
 
     def check_names(self, known: Collection[str]) -> None:
         """Check that samples with these fields have those that functions are for.
@@ -129,7 +127,7 @@ class Transform:
             for name in one.names:
                 if name not in known:
                     fields = ", ".join(field for field in known if field not in RESERVED)
-                    raise ArgumentError(f"{self._name}: has a function for {name!r}, and the fields are {fields}")
+                    raise ArgumentError(f"transform: has a function for {name!r}, and the fields are {fields}")
 
     def __bool__(self) -> bool:
         return self.is_of_sample or bool(self.functions)
@@ -165,16 +163,15 @@ class Transform:
                 return sample
         except StopIteration as error:  # a loop over samples would end there, and not say that the rest is missing
             raise ArgumentError(
-                f"{_place(sample, *names)}: {self._name}= raised StopIteration, which would be taken for the end of "
+                f"{_place(sample, *names)}: transform= raised StopIteration, which would be taken for the end of "
                 "the data; give next() a default, or raise another error"
             ) from error
         except Exception as error:
             if not was_undecodable(sample, error):
-                error.add_note(f"This was raised by {self._name}= for {_place(sample, *names)}")
+                error.add_note(f"This was raised by transform= for {_place(sample, *names)}")
             raise
         raise SampleError(
-            f"{_place(sample)}: has no field {missing[0]!r}, which {self._name} names; name fields that every sample "
-            "has",
+            f"{_place(sample)}: has no field {missing[0]!r}, which transform names; name fields that every sample has",
             key=str(sample.get(KEY, "")),
             url=str(sample.get(URL, "")),
             field=missing[0],

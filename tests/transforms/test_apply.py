@@ -157,9 +157,9 @@ def test_a_pending_image_that_cannot_be_decoded_is_told_from_what_functions_rais
 
 def test_a_field_that_is_missing_is_an_error_that_names_it():
     with pytest.raises(
-        SampleError, match=r"sample 'a/1' of shard x.tar: has no field 'jpg', which augment names"
+        SampleError, match=r"sample 'a/1' of shard x.tar: has no field 'jpg', which transform names"
     ) as error:
-        Transform.parse({"cls": abs, "jpg": len}, name="augment")(dict(SAMPLE))
+        Transform.parse({"cls": abs, "jpg": len})(dict(SAMPLE))
 
     assert (error.value.key, error.value.url, error.value.field) == ("a/1", "x.tar", "jpg")
 
@@ -186,8 +186,10 @@ def test_stop_iteration_of_a_function_never_ends_a_loop_over_samples(transform):
 
 @pytest.mark.parametrize("transform", [3, "flip", {"cls": 3}, ["flip"]])
 def test_what_cannot_be_called_is_an_error_at_once(transform):
-    with pytest.raises(ArgumentError, match=r"augment is .*, expected a function, or a mapping of names to functions"):
-        Transform.parse(transform, name="augment")
+    with pytest.raises(
+        ArgumentError, match=r"transform is .*, expected a function, or a mapping of names to functions"
+    ):
+        Transform.parse(transform)
 
 
 def test_a_transform_goes_into_other_processes():
