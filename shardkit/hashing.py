@@ -22,6 +22,7 @@ _MULTIPLIER_2 = 0x94D049BB133111EB
 _FIRST = 0x243F6A8885A308D3  # the fraction of pi: nothing up the sleeve
 _MASK = 0xFFFFFFFFFFFFFFFF
 _ROUNDS = 4
+_CHUNK = 1 << 20  # elements that are permuted at once
 
 
 def mix64(x: int) -> int:
@@ -146,7 +147,7 @@ class Permutation:
         return (left << self._half) | right
 
 
-def shuffled(n: int, *, key: int, chunk: int = 1 << 20) -> npt.NDArray[np.int64]:
+def shuffled(n: int, *, key: int) -> npt.NDArray[np.int64]:
     """Return a keyed permutation of ``range(n)`` as an array: int64, (n,).
 
     It is made in chunks, so that hardly more memory is needed than it takes itself.
@@ -157,6 +158,6 @@ def shuffled(n: int, *, key: int, chunk: int = 1 << 20) -> npt.NDArray[np.int64]
     """
     permutation = Permutation(n, key=key)
     order = np.empty(n, dtype=np.int64)
-    for start in range(0, n, chunk):
-        order[start : start + chunk] = permutation.forward(np.arange(start, min(start + chunk, n)))
+    for start in range(0, n, _CHUNK):
+        order[start : start + _CHUNK] = permutation.forward(np.arange(start, min(start + _CHUNK, n)))
     return order

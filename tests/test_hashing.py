@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit import hashing
 from shardkit.hashing import Permutation, derive, hash_key, hash_keys, mix64, mix64_array, shuffled
 
 UINT64 = st.integers(0, (1 << 64) - 1)
@@ -59,8 +60,11 @@ def test_any_position_is_known_without_the_others():
     assert places.tolist() == [int(Permutation(n, key=3).forward(np.array([p]))[0]) for p in positions]
 
 
-def test_the_chunks_that_it_is_made_in_do_not_matter():
-    assert shuffled(1000, key=5, chunk=7).tolist() == shuffled(1000, key=5).tolist()
+def test_the_chunks_that_it_is_made_in_do_not_matter(monkeypatch):
+    in_one = shuffled(1000, key=5).tolist()
+    monkeypatch.setattr(hashing, "_CHUNK", 7)
+
+    assert shuffled(1000, key=5).tolist() == in_one
 
 
 def test_an_order_is_pinned():
