@@ -308,13 +308,11 @@ def compute_statistics(
     manifest, shards = _open(urls, storage_options, allow_any_url=allow_any_url)
     sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
     samples = originals = 0
-    labels: Counter[tuple[bool, int, str]] = Counter()  # those without a name last, then by number
-    order: dict[str, int] = {}  # of the names of all datasets
+    classes = _ClassCounts()
     folders: set[str] = set()
     files = [np.zeros(0, dtype=np.int64)]  # their sizes
     labels_were_files = _label_files(manifest)
-    stored, others = [], []
-    decoder = Decoder()
+    stored, others = [], _manifest_sizes(manifest, storage_options) if manifest else []
     for shard in shards:
         stored.append(shard.storage.info(shard.location.url).size)
         by_field: dict[str, list[int]] = {}
@@ -331,35 +329,57 @@ def compute_statistics(
         for name, found in by_field.items():
             sizes.setdefault(name, []).append(np.array(found, dtype=np.int64))
         if "cls" in by_field:
-            values = Counter(shard.field_values("cls"))
-            names = shard.location.classes
-            for name in names:
-                order.setdefault(name, len(order))
-            for data, count in values.items():
-                number = decoder.decode("cls", data, url=shard.url)
-                named = 0 <= number < len(names)
-                labels[(False, order[names[number]], names[number]) if named else (True, number, str(number))] += count
+            classes.add(shard)
         if entry := shard.location.shard:
             others.append(shard.storage.info(join(shard.location.folder, entry.index_url)).size)
-    if manifest:
-        others.append(len(manifest.to_json()))
-        others += [file.size for file in (manifest.block_file, manifest.column_file) if file]
-        storage = storage_for(manifest.url, storage_options)
-        for name in (version_name(manifest.digest), CARD_NAME):
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                others.append(storage.info(join(manifest.url, name)).size)
     joined = {name: np.concatenate(found) for name, found in sorted(sizes.items())}
     return Statistics(
         samples,
         {name: Sizes.of(found) for name, found in joined.items()},
         Sizes.of(stored),
         sum(shard.tar_size for shard in manifest.shards) if manifest else 0,
-        {name: count for (_, _, name), count in sorted(labels.items())},
+        classes.by_name(),
         Footprint.of(np.concatenate(files)),
         Footprint.of(np.array(stored + others, dtype=np.int64)),
         originals,
         len({parent for folder in folders for parent in _with_parents(folder)}),
     )
+
+
+class _ClassCounts:
+    """How many samples each class has, over shards whose class lists may differ."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder()
+        self._order: dict[str, int] = {}  # of the names of all datasets
+        self._counts: Counter[tuple[bool, int, str]] = Counter()  # those without a name last, then by number
+
+    def add(self, shard: _Shard) -> None:
+        """Count the classes of a shard's samples."""
+        names = shard.location.classes
+        for name in names:
+            self._order.setdefault(name, len(self._order))
+        for data, count in Counter(shard.field_values("cls")).items():
+            number = self._decoder.decode("cls", data, url=shard.url)
+            if 0 <= number < len(names):
+                self._counts[False, self._order[names[number]], names[number]] += count
+            else:
+                self._counts[True, number, str(number)] += count
+
+    def by_name(self) -> dict[str, int]:
+        """Return the counts by name, or by number where a class has no name."""
+        return {name: count for (_, _, name), count in sorted(self._counts.items())}
+
+
+def _manifest_sizes(manifest: Manifest, storage_options: Mapping[str, object] | None) -> list[int]:
+    """Return the sizes of a dataset's manifest and of the files that belong to it as a whole."""
+    sizes = [len(manifest.to_json())]
+    sizes += [file.size for file in (manifest.block_file, manifest.column_file) if file]
+    storage = storage_for(manifest.url, storage_options)
+    for name in (version_name(manifest.digest), CARD_NAME):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            sizes.append(storage.info(join(manifest.url, name)).size)
+    return sizes
 
 
 def _label_files(manifest: Manifest | None) -> bool:
