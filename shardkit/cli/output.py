@@ -96,9 +96,12 @@ def format_report(report: "VerifyReport") -> Iterator[str]:
             yield f"  not whole: {shown}{rest}; all others are"
     for note in report.notes:
         yield f"note: {note}"
-    damaged = len(report.damaged)
-    found = f"{_count(damaged, 'shard')} {'is' if damaged == 1 else 'are'} damaged"
-    found = "everything is as it should be" if report.ok else found if damaged else "the dataset is not as it should be"
+    if report.ok:
+        found = "everything is as it should be"
+    elif report.damaged:
+        found = f"{_count(len(report.damaged), 'shard')} {'is' if len(report.damaged) == 1 else 'are'} damaged"
+    else:
+        found = "the dataset is not as it should be"
     yield f"{_count(report.samples, 'sample')} in {_count(report.shards, 'shard')} read; {found}"
 
 

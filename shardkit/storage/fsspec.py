@@ -133,9 +133,7 @@ class GenericStorage:
             try:
                 filesystem, path = self._filesystem(url) if is_cached else self._uncached(url)
                 return work(filesystem, path)
-            except ShardkitError:
-                raise
-            except NotImplementedError:
+            except (ShardkitError, NotImplementedError):
                 raise
             except (NotADirectoryError, IsADirectoryError) as error:
                 raise storage_error(error, url) from error

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -103,11 +104,8 @@ class Ranges:
         if not size:
             return b""
         attempts = Attempts(url, self.network.total_timeout)
-        stream = RangeStream(self, url, start, start + size, attempts=attempts, fresh=fresh)
-        try:
+        with closing(RangeStream(self, url, start, start + size, attempts=attempts, fresh=fresh)) as stream:
             data = stream.read(size, attempts)
-        finally:
-            stream.close()
         if len(data) < size:
             raise ended(url, start, len(data), size)
         return data
@@ -117,11 +115,8 @@ class Ranges:
         if not len(out):
             return
         attempts = Attempts(url, self.network.total_timeout)
-        stream = RangeStream(self, url, start, start + len(out), attempts=attempts, fresh=fresh)
-        try:
+        with closing(RangeStream(self, url, start, start + len(out), attempts=attempts, fresh=fresh)) as stream:
             done = stream.read_into(out, attempts)
-        finally:
-            stream.close()
         if done < len(out):
             raise ended(url, start, done, len(out))
 

@@ -86,7 +86,7 @@ class Refusal:
     status: int
     code: str
     text: str
-    headers: "dict[str, str]"
+    headers: dict[str, str]
     size: int | None
 
     @property
