@@ -25,8 +25,6 @@ from shardkit.errors import (
 from shardkit.storage.base import FileInfo, ended
 from shardkit.storage.connections import Network, begin_anew, describe_failure, send_get
 from shardkit.storage.responses import (
-    AGAIN,
-    AGAIN_CODES,
     MISSING,
     Refusal,
     Version,
@@ -376,7 +374,7 @@ class RangeStream:
     def _handle(self, refusal: Refusal, attempts: Attempts) -> str:
         """Wait until another try makes sense, or raise."""
         url, status = self.url, refusal.status
-        if status in AGAIN or refusal.code in AGAIN_CODES:
+        if refusal.may_pass:
             attempts.fail(self._doing, str(refusal), pause=asked_pause(refusal.headers.get("retry-after")))
             return ""
         if attempts.renewals < 2 and self._ranges.signer.renew(url, refusal):

@@ -20,9 +20,13 @@ MISSING = frozenset({404, 410})
 FORBIDDEN = frozenset({401, 403, 407})
 """The statuses of answers that say: try again later; there is no such file; access is refused."""
 
-AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"})
-"""S3's codes for failures after which another try may succeed, whatever the status."""
-
+# S3's codes for failures after which another try may succeed, whatever the status.
+_AGAIN_CODES = frozenset(
+    {
+        *["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"],
+        *["BadDigest", "XAmzContentSHA256Mismatch"],  # what was sent came damaged
+    }
+)
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -73,7 +77,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer without the file.
+    """An answer that refuses what was asked for.
 
     Attributes:
         status: Its HTTP status.
@@ -90,13 +94,22 @@ class Refusal:
     size: int | None
 
     @property
+    def may_pass(self) -> bool:
+        """Whether another try may succeed soon."""
+        return self.status in AGAIN or self.code in _AGAIN_CODES
+
+    @property
     def is_forbidden(self) -> bool:
         """Whether the request lacks permission, or its credentials have expired."""
         return self.status in FORBIDDEN or self.code in EXPIRED
 
+    @property
+    def said(self) -> str:
+        """What S3 says, without secrets; empty if the server does not speak S3."""
+        return hide_secrets(f"{self.code}: {self.text}" if self.text else self.code)
+
     def __str__(self) -> str:
-        said = f"{self.code}: {self.text}" if self.text else self.code
-        return f"the server answers {self.status}" + (f" ({hide_secrets(said)})" if said else "")
+        return f"the server answers {self.status}" + (f" ({self.said})" if self.said else "")
 
 
 def read_extent(response: "BaseHTTPResponse", position: int) -> tuple[int, int | None, int | None]:

@@ -3,33 +3,34 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardkit.errors import AccessError, ArgumentError, MissingFileError, StorageError, hide_secrets
-from shardkit.storage.responses import AGAIN, AGAIN_CODES, EXPIRED, FORBIDDEN, asked_pause
+from shardkit.errors import AccessError, ArgumentError, MissingFileError, StorageError
+from shardkit.storage.responses import Refusal, asked_pause
 from shardkit.storage.retry import Attempts
 from shardkit.storage.s3.session import S3Options, advise, no_credentials, session_for
-
-_DAMAGED_ON_ITS_WAY = frozenset({"BadDigest", "XAmzContentSHA256Mismatch"})
 
 
 class RefusedError(Exception):
     """S3 refuses an operation, and another try would not help.
 
     Attributes:
-        status: The HTTP status.
-        code: S3's code for the error.
+        refusal: The answer.
     """
 
-    def __init__(self, status: int, code: str, text: str) -> None:
-        super().__init__(hide_secrets(f"{code}: {text}" if text else code))
-        self.status = status
-        self.code = code
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.said)
+        self.refusal = refusal
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.refusal.status
 
     def explain(self, url: str, doing: str) -> StorageError:
         """Return the error for the user."""
         if self.status == 404:
             return MissingFileError(f"{url}: does not exist ({self}); correct the URL", url=url)
-        if self.status in FORBIDDEN or self.code in EXPIRED:
-            return AccessError(f"{url}: {doing}: access is refused ({self}); {advise(self.code)}", url=url)
+        if self.refusal.is_forbidden:
+            return AccessError(f"{url}: {doing}: access is refused ({self}); {advise(self.refusal.code)}", url=url)
         return StorageError(
             f"{url}: {doing}: the server answers {self.status} ({self}); correct the URL or the server", url=url
         )
@@ -87,15 +88,19 @@ class Caller:
                 result: dict[str, Any] = getattr(session.client, operation)(**parameters, **sent)
             except exceptions.ClientError as error:
                 about, said = error.response.get("ResponseMetadata", {}), error.response.get("Error", {})
-                headers = about.get("HTTPHeaders", {})
-                code, status = str(said.get("Code", "")), int(about.get("HTTPStatusCode", 0))
-                refused = RefusedError(status, code, str(said.get("Message", "")))
-                if status in AGAIN or code in AGAIN_CODES | _DAMAGED_ON_ITS_WAY:
-                    attempts.fail(doing, str(refused), pause=asked_pause(headers.get("retry-after")))
-                elif attempts.renewals < 2 and session.renew(url, code, headers.get("x-amz-bucket-region")):
+                refusal = Refusal(
+                    int(about.get("HTTPStatusCode", 0)),
+                    str(said.get("Code", "")),
+                    str(said.get("Message", "")),
+                    about.get("HTTPHeaders", {}),
+                    None,
+                )
+                if refusal.may_pass:
+                    attempts.fail(doing, refusal.said, pause=asked_pause(refusal.headers.get("retry-after")))
+                elif attempts.renewals < 2 and session.renew(url, refusal):
                     attempts.renewals += 1
                 else:
-                    raise refused from None
+                    raise RefusedError(refusal) from None
             except (exceptions.NoCredentialsError, exceptions.CredentialRetrievalError) as error:
                 raise no_credentials(url, str(error)) from None
             except exceptions.ParamValidationError as error:

@@ -174,20 +174,20 @@ class S3Session:
             address = self._addresses[bucket] = whole.removesuffix("k")
         return address
 
-    def renew(self, url: str, code: str, region: str | None) -> bool:
+    def renew(self, url: str, refusal: Refusal) -> bool:
         """Return whether a request that was refused may be made again: to another region, or with new credentials.
 
         Args:
             url: The object.
-            code: What S3 calls the refusal.
-            region: The bucket's region, if the answer tells it.
+            refusal: The answer; it may name the bucket's region.
         """
         bucket, _ = split_s3(url)
+        region = refusal.headers.get("x-amz-bucket-region")
         if region and region != (self._regions.get(bucket) or self.client.meta.region_name):
             self._regions[bucket] = region
             self._addresses.pop(bucket, None)
             return True
-        if code in EXPIRED and not self._options.anon and not self._options.key:
+        if refusal.code in EXPIRED and not self._options.anon and not self._options.key:
             self._open()
             return True
         return False
@@ -222,7 +222,7 @@ class S3Signer:
 
     def renew(self, url: str, refusal: Refusal) -> bool:
         """See ``Signer.renew``."""
-        return session_for(self.options).renew(url, refusal.code, refusal.headers.get("x-amz-bucket-region"))
+        return session_for(self.options).renew(url, refusal)
 
     def advise(self, refusal: Refusal) -> str:
         """See ``Signer.advise``."""

@@ -286,7 +286,7 @@ class Uploads:
 
 def _knows_no_conditions(error: RefusedError) -> bool:
     """Return whether a server refuses a condition as such: Swift, and older ones."""
-    return error.status in (400, 501) or (error.status == 412 and error.code != "PreconditionFailed")
+    return error.status in (400, 501) or (error.status == 412 and error.refusal.code != "PreconditionFailed")
 
 
 def _place(url: str) -> dict[str, str]:
