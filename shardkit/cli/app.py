@@ -124,7 +124,9 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     workers: Annotated[int | None, typer.Option(help="Shards written at a time; by default one per processor.")] = None,
     worker_type: Annotated[WorkerType, typer.Option(help="What writes them.")] = WorkerType.thread,
     check: Annotated[bool, typer.Option("--check", help="Decode every field before anything is written.")] = False,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on where a run stopped, or anew.")] = True,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on where a run stopped, or start over.")
+    ] = True,
     overwrite: Overwrite = False,
     storage_option: StorageOptions = None,
     as_json: AsJson = False,
@@ -221,7 +223,7 @@ def verify(
 ) -> None:
     """Check every byte of a dataset.
 
-    It says what is damaged, where, and which samples are whole nevertheless.
+    It says what is damaged, where, and which samples are undamaged.
     Files that were no images before they were packed are found only with --decode.
     The exit code is 0 if all is as it was packed, 1 if not.
 

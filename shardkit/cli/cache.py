@@ -35,7 +35,7 @@ def ls(folder: Folder, *, as_json: AsJson = False) -> None:
 def clear(folder: Folder) -> None:
     """Delete all blocks of a cache, and nothing else.
 
-    It may be in use: what is missing is read where it comes from.
+    The cache may be in use: missing blocks are read from their dataset again.
 
     Example: shardkit cache clear /scratch/me
     """

@@ -44,7 +44,7 @@ def format_manifest(manifest: "Manifest") -> str:
 
 
 def format_packed(manifest: "Manifest") -> Iterator[str]:
-    """Yield what to compare with what was meant to be packed: the classes, and how many samples have which fields."""
+    """Yield the classes and how many samples have which fields, so that the user sees whether that was meant."""
     if manifest.classes:
         number = len(manifest.classes)
         shown = ", ".join(map(_plain, manifest.classes[:_SHOWN])) + (", ..." if number > _SHOWN else "")
@@ -204,7 +204,7 @@ def format_shuffle_report(report: "ShuffleReport") -> Iterator[str]:
 
 
 def describe_cache(blocks: Sequence["CachedBlock"]) -> list[dict[str, Any]]:
-    """Return what is kept of each shard, for ``cache ls --json``; those first that were used longest ago."""
+    """Return the cached blocks of each shard, for ``cache ls --json``, the shard used longest ago first."""
     shards: dict[str, dict[str, Any]] = {}
     for block in sorted(blocks):
         shard = shards.setdefault(block.shard, {"sha256": block.shard, "blocks": 0, "bytes": 0})

@@ -54,7 +54,7 @@ def encode_npy(value: object) -> bytes:
     Raises:
         ValueError: It holds Python objects.
         TypeError: It has a mask, which npy cannot say.
-        Exception: Whatever NumPy raises on what is no array.
+        Exception: Whatever NumPy raises if it cannot make an array.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("npy has no masks; fill the array, or store its data and its mask as two fields")
@@ -146,7 +146,7 @@ def encode_pth(value: object) -> bytes:
     A tensor that is a view is saved with all of the tensor that it is a part of: ``clone()`` it first.
 
     Raises:
-        Exception: Whatever torch raises on what is not tensors, numbers, text, and dicts, lists and tuples of them.
+        Exception: Whatever torch raises on anything but tensors, numbers, text, and dicts, lists and tuples of them.
     """
     import torch
 

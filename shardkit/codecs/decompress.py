@@ -17,7 +17,7 @@ MAX_WINDOW_BYTES = 1 << 27
 """The most memory that compressed bytes may demand: 128 MiB, as ``zstd -d`` allows, twice what ``xz -9`` needs."""
 
 GZIP_WBITS = 31
-"""How zlib is told to write and expect gzip's header and trailer instead of its own."""
+"""Makes zlib write and expect gzip's header and trailer instead of its own."""
 
 
 def load_zstd() -> ModuleType:

@@ -55,7 +55,7 @@ _MAGICS = {  # by the names of Pillow's readers
     "Tiff": rb"II[*+]\0|MM\0[*+]",
     "Ppm": rb"P[1-6][\s#]",
 }
-# A GIF that is optimised has other numbers than those of the greys that it was made of.
+# An optimised GIF has other palette numbers than the greys that it was made of.
 _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 95},
     "WEBP": {"quality": 95},
@@ -63,19 +63,19 @@ _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
 }
 _TIFF_TILE_SIZE = (322, 323)
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES, _TIFF_EXTRA, _TIFF_FORMAT = 258, 262, 284, 338, 339
-# What libtiff decompresses has this machine's order of bytes; of these types Pillow 13 takes it for the file's.
+# libtiff decompresses to this machine's byte order; for these types Pillow 13 expects that of the file.
 _TIFF_NATIVE = {"I;16BS": "I;16NS", "I;32BS": "I;32NS", "F;32BF": "F;32NF"}
 _MODES = {"ppm": ("RGB",), "pgm": ("L", "I;16"), "pbm": ("1",)}
-# What libjpeg says when pixels are missing or wrong; other complaints concern what surrounds them.
+# libjpeg's messages about missing or wrong pixels; its other messages concern the data around them.
 _JPEG_DAMAGE = re.compile(r"premature end|bad (?:Huffman|arithmetic) code|instead of RST", re.IGNORECASE)
 
 MAX_SCANS = 100
-"""The most scans that a JPEG may have: passes over all of its pixels, each of which may be a few bytes of the file and
-take a millisecond for every million pixels that it claims. Progressive ones have about 10; libtiff has this bound."""
+"""The most scans, passes over all pixels, that a JPEG may have. A scan may be a few bytes of the file and take a
+millisecond for every million pixels that the file claims. Progressive JPEGs have about 10; libtiff has this bound."""
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN = b"\xff\xda"
-# A marker of a JPEG that a segment with a length follows, or that ends the file. Others stand alone, or are none.
+# A marker of a JPEG that begins a segment with a length, or an image, or ends one. Other markers stand alone.
 _JPEG_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd8-\xfe])")
 _SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
 
@@ -154,11 +154,12 @@ def decode_unchanged(data: bytes, *, max_pixels: int, exif: bool = False) -> npt
 
 
 def open_image(data: bytes, *, max_pixels: int) -> "Image":
-    """Return an image as Pillow has it, loaded, in the mode of the file: a palette stays one, 16-bit grey stays that.
+    """Return a PIL image, loaded, in the mode of the file: palettes and 16-bit grey are kept.
 
-    Of tif, gif and webp Pillow warns beyond ``PIL.Image.MAX_IMAGE_PIXELS``, and refuses what is beyond twice that.
+    For tif, gif and webp, Pillow warns beyond ``PIL.Image.MAX_IMAGE_PIXELS``, and refuses beyond twice as many.
 
-    Args and errors as for ``decode_image``, but that only those bits are too many for which Pillow has no mode.
+    Args and errors as for ``decode_image``, except that images of more bits are refused only if Pillow has no mode that
+    keeps them.
     """
     size = jpeg_size(data, max_pixels=max_pixels)
     if size:  # Pillow takes damaged ones; a small image shows the same damage
@@ -463,7 +464,7 @@ def _orientation(exif: Any) -> int:
 def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield the marker of each segment, and where its content begins and ends; of a scan, that is only its header.
 
-    They are what the decoder finds, which skips what is between a segment's end and the next marker.
+    They are the segments that the decoder finds: it too skips all bytes between a segment's end and the next marker.
     """
     at = 2
     while (found := _JPEG_MARKER.search(data, at)) and found[1] not in (b"\xd8", b"\xd9"):  # another image, the end

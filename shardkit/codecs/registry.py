@@ -1,4 +1,4 @@
-"""Values <-> bytes: what a field holds is said by its last component, so ``seg.png`` is decoded as ``png``.
+"""Values <-> bytes: the last component of a field names its codec, so ``seg.png`` is decoded as ``png``.
 
 ::
 
@@ -17,12 +17,12 @@
     anything else                      bytes                                            bytes
 
 A field may say how it is decoded: ``depth.png:unchanged`` for an image as it is stored, ``jpg:pil`` for a PIL image,
-``jpg:bytes`` for what is in the tar; see ``sample.FieldSelection``.
+``jpg:bytes`` for the bytes in the tar; see ``sample.FieldSelection``.
 
-Bytes are taken as they are when a sample is written, whatever the field, and text as UTF-8. Every pair gives back what
-it was given, but for images as RGB (``:unchanged`` gives them back), for lossy images (see ``encode_image``), for what
-JSON does not know (tuples come back as lists, all keys as text), and for what an array was made of. There is no pickle.
-Everything that a file claims is bounded before it is believed.
+When a sample is written, bytes are stored as they are, whatever the field, and text as UTF-8. Decoding gives back the
+encoded value, with these exceptions: images become RGB (unless ``:unchanged``), lossy images differ (see
+``encode_image``), JSON has no tuples, which come back as lists, and its keys are text, and arrays come back as arrays
+whatever they were made from. There is no pickle. Every size that a file claims is bounded before it is believed.
 """
 
 import json

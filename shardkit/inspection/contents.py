@@ -38,7 +38,7 @@ from shardkit.storage.os_errors import os_errors
 from shardkit.storage.registry import storage_for
 
 FILE_SYSTEM_BLOCK = 4096
-"""The unit in which most file systems give out room: what a file's size is rounded up to."""
+"""The unit of space on most file systems, to which the size of a file is rounded up."""
 
 _LOOKED_AT = 1000  # files, to see what a folder holds
 
@@ -101,7 +101,7 @@ class _Shard:
             stream.close()
 
     def field_values(self, field: str) -> Iterator[bytes]:
-        """Yield the bytes of one field of all samples that have it; by the index nothing else is read."""
+        """Yield the bytes of one field of all samples that have it; with an index nothing else is read."""
         index = self.index
         if index is None or not _reads_blocks(index):
             yield from (data for _, _, data in self.read(field) if data is not None)
@@ -253,7 +253,7 @@ class Footprint(NamedTuple):
     Attributes:
         files: How many there are, an inode each.
         bytes: What is in them.
-        lost: What their sizes are rounded up by, because room is given out in blocks of 4 KiB.
+        lost: By how many bytes their sizes are rounded up to blocks of 4 KiB.
     """
 
     files: int

@@ -133,7 +133,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Course:
-    """What is looked at of an order.
+    """The part of an order that is measured.
 
     Attributes:
         layout: What its samples are numbered by: the dataset, or some shards of it.
@@ -149,7 +149,7 @@ class Course:
 
 
 def follow_plan(plan: OrderPlan, layout: Layout, batch_size: int, *, limit: int = LIMIT) -> Course:
-    """Return what is looked at of an order plan, for global batches of a size."""
+    """Return the part of an order plan that is measured, for global batches of a size."""
     batches = _some_batches(layout.num_samples, batch_size, limit)
     samples = layout.some_samples(limit)
     found = plan.samples_at(batches.ravel()).reshape(batches.shape)
@@ -157,7 +157,7 @@ def follow_plan(plan: OrderPlan, layout: Layout, batch_size: int, *, limit: int 
 
 
 def follow_permutation(layout: Layout, batch_size: int, *, key: int, limit: int = LIMIT) -> Course:
-    """Return what is looked at of a uniform permutation."""
+    """Return the part of a uniform permutation that is measured."""
     permutation = Permutation(layout.num_samples, key=key)
     batches = _some_batches(layout.num_samples, batch_size, limit)
     samples = layout.some_samples(limit)
@@ -173,7 +173,7 @@ def follow_buffer(
     buffer_samples: int = BUFFER_SAMPLES,
     limit: int = LIMIT,
 ) -> Course:
-    """Return what is looked at of webdataset's ``shuffle()``, simulated.
+    """Return the part of webdataset's ``shuffle()``, simulated, that is measured.
 
     Shards are shuffled and dealt to the workers of all ranks. Each worker has a buffer, and makes batches of its own.
     Of a large dataset some shards are simulated as if they were all: what a buffer does to a shard, it does nearby.

@@ -323,7 +323,7 @@ def _layout(manifest: Manifest) -> Layout:
 
 
 def _courses(layout: Layout, plan: OrderPlan, batch_size: int, world_size: int) -> Iterator[Course]:
-    """Yield what is looked at of the order, of a buffer's, and of a random permutation."""
+    """Yield the measured parts of the order, of a buffer's order and of a random permutation."""
     yield follow_plan(plan, layout, batch_size * world_size)
     yield follow_buffer(layout, batch_size, key=_OTHER_KEY, world_size=world_size)
     yield follow_permutation(layout, batch_size * world_size, key=_OTHER_KEY)

@@ -188,7 +188,7 @@ def _whole_numbers(path: Path, table: Mapping[str, str]) -> dict[str, int | str]
                 f"{path}: some labels are the same number, written in two ways, as 7 and 07; write each in one way"
             )
         return numbers
-    for name, label in table.items():  # as names they would be numbered anew, in another order
+    for name, label in table.items():  # as class names they would get other numbers
         if _NUMBER.fullmatch(label):
             raise SourceError(
                 f"{path}: the label of {name} is {label!r}, and not all labels are whole numbers; write them "

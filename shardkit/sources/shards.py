@@ -38,7 +38,7 @@ class ShardSource:
     class gets another number; else the shards are read once, in order.
 
     Datasets with different class lists get one that has all of their names, and in fields whose name ends in ``cls``
-    each class's number in it: what was a cat is a cat. What a filter sees are these numbers.
+    each class's number in it: a cat stays a cat. A filter sees these numbers.
 
     Args:
         urls: A dataset's folder, a tar, a pattern, or a list of them.
@@ -121,7 +121,7 @@ class ShardSource:
         random_access = all(
             location.shard and location.shard.compression == "none" and not is_remote(location.url)
             for location in self._locations
-        )  # what is far away is better read forward, once, than by a request for each sample
+        )  # remote shards are read forward, once: that is quicker than a request for each sample
         if self._filter is not None or self._class_maps or not random_access or not self._locations:
             return None
         locations = [replace(at, url=absolute_url(at.url)) for at in self._locations]  # parts of it may go elsewhere

@@ -91,7 +91,7 @@ class Storage(Protocol):
 
     A storage may be used by threads and forked processes, and pickled. Where a remote file's version is known from an
     earlier call, later ones read only that version: a file that was replaced meanwhile is a ChangedFileError. ``info``
-    looks anew.
+    accepts the version that is there now.
     """
 
     def info(self, url: str) -> FileInfo:
@@ -211,7 +211,7 @@ def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, 
 
 
 def ended(url: str, start: int, found: int, size: int) -> TruncatedShardError:
-    """Return the error for a file that ends before what is read of it."""
+    """Return the error for a file that ends before the end of what is read."""
     return TruncatedShardError(
         f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
         "so fetch or write it again",

@@ -154,7 +154,7 @@ def send_get(
         fresh: Make a new connection.
 
     Raises:
-        StorageError: It is redirected too often, or to what is no web address.
+        StorageError: It is redirected too often, or to something other than a web address.
         urllib3.exceptions.HTTPError: The server was not reached, or did not answer.
     """
     from urllib3 import Timeout

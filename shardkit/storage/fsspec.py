@@ -127,7 +127,7 @@ class GenericStorage:
         return filesystem, path
 
     def _do(self, url: str, doing: str, work: Callable[[Any, str], T], *, is_cached: bool = False) -> T:
-        """Have a filesystem do something, again if it fails in a way that may pass. Only what is read may be cached."""
+        """Have a filesystem do something, and try again after a failure that may pass. Only reads may use its cache."""
         attempts = Attempts(url, TOTAL_TIMEOUT)
         while True:
             try:
@@ -306,7 +306,7 @@ class WindowStream:
 
 
 def _status(error: Exception) -> int:
-    """Return the number of the answer that an error is about, as aiohttp and gcsfs have it; 0 if it is about none."""
+    """Return the HTTP status of an error of aiohttp, gcsfs and the like; 0 if it has none."""
     numbers = (str(getattr(error, name, "")) for name in ("status", "code"))
     return next((int(number) for number in numbers if number.isdecimal()), 0)
 

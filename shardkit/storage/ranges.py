@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 17  # are taken from a connection at once
 _MAX_RESERVED_BYTES = 1 << 26
-_READ_OVER = 1 << 21  # bytes, rather than ask anew: what a connection brings in the time of a request
+_READ_OVER = 1 << 21  # bytes that are skipped rather than send a request, which takes as long
 _MAX_WRONG_ANSWERS = 2  # in a read, before it is given up
 _MAX_VERSIONS = 1 << 16  # are remembered
 
@@ -86,7 +86,7 @@ class Ranges:
         return self.signer.network
 
     def info(self, url: str) -> FileInfo:
-        """Look anew which version there is; later reads are of this one. See ``Storage.info``."""
+        """Ask which version there is now; later reads are of this one. See ``Storage.info``."""
         self.forget(url)
         RangeStream(self, url, 0, 1).close()
         version = self._versions.get(url, Version(None))
@@ -166,7 +166,7 @@ class RangeStream:
         url: The file.
         start: Where to begin.
         stop: Where to end, if before the file's end.
-        attempts: Bounds the time, by default anew for each read.
+        attempts: Bounds the tries and the time of the first request; ``read`` takes its own.
         fresh: Fetch it past caches and over a new connection.
     """
 

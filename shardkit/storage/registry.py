@@ -95,7 +95,7 @@ class SchemeStorage:
 def storage_for(url: str, storage_options: Mapping[str, object] | None = None) -> Storage:
     """Return a storage that serves a URL, and every other one. Nothing is connected before it is used.
 
-    It remembers the versions of remote files: keep it as long as what is read through it is to be of one version.
+    It remembers the versions of remote files: as long as it is kept, all that is read of a file is of one version.
 
     Args:
         url: The file or folder.

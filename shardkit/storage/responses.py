@@ -1,4 +1,4 @@
-"""What a web server's answer says of itself: which part of which version of a file it brings, or why it brings none."""
+"""What a web server's answer says about itself: its part and version of a file, or why it brings none."""
 
 import email.utils
 import re

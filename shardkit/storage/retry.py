@@ -8,7 +8,7 @@ from typing import NoReturn
 from shardkit.errors import StorageError, hide_secrets
 
 MAX_TRIES = 12
-"""How often in a row something is tried in vain: over half a minute, so that a server may be started again."""
+"""After how many failures in a row to give up: over half a minute, in which a server may be restarted."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds, at most
 _LONGEST_ASKED_PAUSE = 60.0  # by the server

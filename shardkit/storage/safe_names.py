@@ -51,7 +51,7 @@ def find_unsafe(names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def fold(name: str) -> str:
-    """Return what is equal for names that are one file where case does not count and accents may be composed.
+    """Return a form that is equal for names that are the same file on some file system: without case, accents composed.
 
     Example:
         >>> fold("É.TAR") == fold("e" + chr(0x301) + ".tar")

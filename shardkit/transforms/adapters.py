@@ -74,11 +74,11 @@ class Torchvision:
     """A transform of torchvision, of its v2, that is repeatable.
 
     For a field it gets its value; for several, or as a function of the sample, a dict of them. Images that are arrays
-    become uint8 tensors with the channels first, which share their memory; what comes back as such a tensor becomes an
-    array again, so that batches are as they are otherwise, and anything else stays what it is.
+    become uint8 tensors with the channels first, which share their memory; such tensors become arrays again when they
+    come back, so that batches are as without an adapter, and anything else stays as it is.
 
-    What is drawn through functions of torch comes from a generator of this thread and this call, and torch's own is
-    left alone. Python's and NumPy's are not looked after: torchvision's v2 does not use them.
+    Random numbers of torch come from a generator of this thread and this call; torch's own generator is left alone.
+    Those of Python and NumPy are not controlled: torchvision's v2 does not use them.
 
     Args:
         transform: The transform, as ``torchvision.transforms.v2.Compose([...])``. It is copied, and never called
@@ -151,7 +151,7 @@ def _fields(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Return an image as a tensor, (3, height, width), and what is none as it is."""
+    """Return an image as a tensor, (3, height, width), and any other value as it is."""
     import torch
 
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.shape[2:] != (3,):

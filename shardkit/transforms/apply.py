@@ -1,7 +1,7 @@
 """What was read -> what a training loop gets: fields picked and decoded, and the user's function called.
 
-A function with a parameter named ``rng`` is given an ``Rng``, whose key says which sample of which epoch it is for. So
-what it draws depends on neither threads nor processes, nor on what was drawn before.
+A function with a parameter named ``rng`` gets an ``Rng`` whose key belongs to one sample of one epoch. So its random
+numbers depend on neither threads nor processes, nor on earlier numbers.
 
 Where an image transform comes first for a field, the field is not decoded before: the transform does it.
 """

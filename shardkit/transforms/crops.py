@@ -22,7 +22,7 @@ from shardkit.transforms.image_source import ArraySource, Box, PendingImage, Sha
 from shardkit.transforms.resize import Pixels, resize_linear, resize_nearest
 from shardkit.transforms.rng import Rng
 
-_TRIES = 10  # boxes that are drawn before the middle is taken, as torchvision has it
+_TRIES = 10  # boxes that are drawn before the middle is taken, as in torchvision
 
 
 class ImageTransform:
@@ -302,7 +302,7 @@ class ResizeCenterCrop(ImageTransform):
 
 
 class Resize(ImageTransform):
-    """A whole image, resized; its sides become what is asked for, whatever shape it has.
+    """A whole image, resized to the size asked for; its shape is not kept.
 
     Args:
         size: Height and width of the result in pixels; or (height, width).

@@ -1,4 +1,4 @@
-"""Random numbers for one sample, which depend on neither threads nor processes, nor on what was drawn before."""
+"""Random numbers for one sample, which depend on neither threads nor processes, nor on earlier numbers."""
 
 import math
 from collections.abc import MutableSequence, Sequence
@@ -64,7 +64,7 @@ class Rng:
         return low + (self.bits() * (high - low) >> 64)
 
     def normal(self, mean: float = 0.0, std: float = 1.0) -> float:
-        """Return a normally distributed number, by the method of Box and Muller, of which the second is not kept."""
+        """Return a normally distributed number, the first of the two that the method of Box and Muller makes."""
         radius = math.sqrt(-2.0 * math.log(1.0 - self.random()))
         return mean + std * radius * math.cos(2.0 * math.pi * self.random())
 

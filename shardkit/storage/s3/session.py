@@ -109,7 +109,7 @@ class S3Session:
         self._open()
 
     def _open(self) -> None:
-        """Find credentials, anew if it was done before."""
+        """Find credentials; called again when they have expired."""
         import botocore.session
 
         options = self._options
@@ -139,9 +139,9 @@ class S3Session:
         )
 
     def sign(self, url: str) -> tuple[str, dict[str, str]]:
-        """Return where to send a GET for an object, and what says who asks.
+        """Return where to send a GET for an object, and the headers that sign it.
 
-        Other headers are not signed, so that a proxy may change what is its business.
+        Other headers are not signed, so that a proxy may change them.
 
         Raises:
             AccessError: There are no credentials.

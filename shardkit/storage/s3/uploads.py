@@ -26,7 +26,7 @@ PART_BYTES = 16 << 20
 """How large parts are, unless there would be more than S3's 10 000."""
 
 _MAX_PARTS = 10_000
-_SENDS = 3  # of a file of which something else is stored, before it is given up
+_SENDS = 3  # tries to send a file, if the server stores something else
 _SHA256 = "shardkit-sha256"
 _MD5 = re.compile(r'"[0-9a-f]{32}(-\d+)?"\Z')
 
@@ -164,7 +164,7 @@ class Uploads:
                     self._has_conditions = False
                 elif is_conditional and error.status == 412:
                     raise taken(url) from None
-                elif error.status != 409:  # that one means: another one was at it, so begin anew
+                elif error.status != 409:  # 409: somebody else wrote it at the same time, so try again
                     raise error.explain(url, "cannot be written") from None
             except StorageError:
                 if not self._is_there(url, content):
