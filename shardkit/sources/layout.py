@@ -134,29 +134,49 @@ def check_parallel(folder: str, paths: Iterable[str]) -> None:
     """
     stems, media = _contents(paths)
     for parent, names in _siblings(paths).items():
-        words = {name: set(_words(name)) for name in names}
-        targets = [name for name in names if words[name] & _TARGETS]
-        images = [name for name in names if name not in targets and words[name] & (_IMAGES | _PERHAPS_IMAGES)]
-        for one in images:
-            for other in targets:
-                alike = stems[f"{parent}{one}/"] & stems[f"{parent}{other}/"]
-                if alike or words[one] & _IMAGES or len(names) == 2:
-                    raise _parallel_found(folder, names[one], names[other])
-        for medium in dict.fromkeys(_MEDIA.values()):
-            having = [name for name in names if medium in media[f"{parent}{name}/"]]
-            lacking = [name for name in names if medium not in media[f"{parent}{name}/"]]
-            for one, other in product(having, lacking):
-                few, many = sorted((stems[f"{parent}{one}/"], stems[f"{parent}{other}/"]), key=len)
-                if len(few) >= _ALIKE and few <= many:
-                    raise _parallel_found(folder, names[one], names[other])
+        stems_of = {name: stems[f"{parent}{name}/"] for name in names}
+        media_of = {name: media[f"{parent}{name}/"] for name in names}
+        found = _parallel_by_name(stems_of) or _parallel_by_content(stems_of, media_of)
+        if found:
+            one, other = (names[name] for name in found)
+            raise SourceError(
+                f"{folder}: {one} and {other} lie in folders side by side whose files belong together, and would be "
+                "samples apart; pack one of the folders alone, or put the files of a sample into one folder, as "
+                '0001.jpg and 0001.mask.png, for FileFolder(folder, fields=("jpg", "mask.png")), or give pack() '
+                "samples of a generator"
+            )
 
 
-def _parallel_found(folder: str, one: str, other: str) -> SourceError:
-    return SourceError(
-        f"{folder}: {one} and {other} lie in folders side by side whose files belong together, and would be samples "
-        "apart; pack one of the folders alone, or put the files of a sample into one folder, as 0001.jpg and "
-        '0001.mask.png, for FileFolder(folder, fields=("jpg", "mask.png")), or give pack() samples of a generator'
-    )
+def _parallel_by_name(stems: Mapping[str, set[str]]) -> tuple[str, str] | None:
+    """Return two sibling folders whose names say that their files belong together; None if there are none.
+
+    Args:
+        stems: For each of the siblings the stems of its files.
+    """
+    words = {name: set(_words(name)) for name in stems}
+    targets = [name for name in stems if words[name] & _TARGETS]
+    images = [name for name in stems if name not in targets and words[name] & (_IMAGES | _PERHAPS_IMAGES)]
+    for one, other in product(images, targets):
+        if stems[one] & stems[other] or words[one] & _IMAGES or len(stems) == 2:
+            return one, other
+    return None
+
+
+def _parallel_by_content(stems: Mapping[str, set[str]], media: Mapping[str, set[str]]) -> tuple[str, str] | None:
+    """Return two sibling folders, one with images and one with something else under the same names, or None.
+
+    Args:
+        stems: For each of the siblings the stems of its files.
+        media: For each of the siblings what its files are: images, recordings, ...
+    """
+    for medium in dict.fromkeys(_MEDIA.values()):
+        having = [name for name in stems if medium in media[name]]
+        lacking = [name for name in stems if medium not in media[name]]
+        for one, other in product(having, lacking):
+            few, many = sorted((stems[one], stems[other]), key=len)
+            if len(few) >= _ALIKE and few <= many:
+                return one, other
+    return None
 
 
 def check_alike(folder: str, samples: Iterable[tuple[str, Sequence[str]]]) -> None:
