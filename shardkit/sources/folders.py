@@ -248,25 +248,7 @@ class FileFolder(_Files):
         if fields is not None:
             plain = (plain_field(stored_field(field)).removeprefix(".") for field in check_texts("fields", fields))
             endings = sorted(plain, key=len, reverse=True)
-        groups: dict[str, list[SourceFile]] = {}
-        ignored = []
-        for path, status in _walk(folder):
-            split = split_file(path, endings)
-            if split is None:
-                ignored.append(path)
-                continue
-            stem, name = split
-            groups.setdefault(stem, []).append(SourceFile(name, path, status.st_size, status.st_mtime_ns))
-        if not groups:
-            raise SourceError(f"{os.fspath(folder)}: has no files to pack; name another folder, or other fields")
-        for files in groups.values():
-            files.sort()
-            for one, other in pairwise(files):
-                if one.field == other.field:
-                    raise SourceError(
-                        f"{os.fspath(folder)}: {one.path} and {other.path} would both be the field {one.field!r} "
-                        "of one sample; rename one of them"
-                    )
+        groups, ignored = _group_files(folder, endings)
         super().__init__(
             folder=os.fspath(folder),
             ignored=tuple(ignored),
@@ -280,6 +262,36 @@ class FileFolder(_Files):
         if fields is None:
             check_splits(self.folder, paths, classes=False)
             check_alike(self.folder, ((files[0].path, [file.field for file in files]) for files in self._files))
+
+
+def _group_files(
+    folder: str | os.PathLike[str], endings: Sequence[str] | None
+) -> tuple[dict[str, list[SourceFile]], list[str]]:
+    """Return the files of each stem, sorted by field, and the files that end in none of the endings.
+
+    Raises:
+        SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
+    """
+    groups: dict[str, list[SourceFile]] = {}
+    ignored = []
+    for path, status in _walk(folder):
+        split = split_file(path, endings)
+        if split is None:
+            ignored.append(path)
+            continue
+        stem, name = split
+        groups.setdefault(stem, []).append(SourceFile(name, path, status.st_size, status.st_mtime_ns))
+    if not groups:
+        raise SourceError(f"{os.fspath(folder)}: has no files to pack; name another folder, or other fields")
+    for files in groups.values():
+        files.sort()
+        for one, other in pairwise(files):
+            if one.field == other.field:
+                raise SourceError(
+                    f"{os.fspath(folder)}: {one.path} and {other.path} would both be the field {one.field!r} "
+                    "of one sample; rename one of them"
+                )
+    return groups, ignored
 
 
 def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
