@@ -216,6 +216,25 @@ def _has_control(text: str) -> bool:
     return not (text.isascii() and text.isprintable()) and any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
+def _named_specs(fields: Sequence[str] | Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the names in the result that a ``fields`` argument gives, and what is to be taken for each.
+
+    Raises:
+        ArgumentError: It is neither a sequence nor a mapping of text.
+    """
+    if isinstance(fields, str):
+        raise ArgumentError(f'fields must be a sequence or a mapping, got the text {fields!r}; write ("{fields}",)')
+    if not isinstance(fields, Iterable):
+        raise ArgumentError(f"fields must be a sequence or a mapping of text, got {fields!r}")
+    items = list(fields.items() if isinstance(fields, Mapping) else ((spec, spec) for spec in fields))
+    for name, spec in items:
+        if not isinstance(name, str) or not isinstance(spec, str):
+            raise ArgumentError(f"fields must be a sequence or a mapping of text, got {spec!r} for {name!r}")
+    if isinstance(fields, Mapping):
+        return items
+    return [(re.split("[;:?]", spec, maxsplit=1)[0].strip(), spec) for _, spec in items]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FieldSelection:
     """Which fields of a sample are wanted, under which names, and how they are decoded.
@@ -269,16 +288,7 @@ class FieldSelection:
         """
         if fields is None:
             return cls({}, frozenset())
-        if isinstance(fields, str):
-            raise ArgumentError(f'fields must be a sequence or a mapping, got the text {fields!r}; write ("{fields}",)')
-        if not isinstance(fields, Iterable):
-            raise ArgumentError(f"fields must be a sequence or a mapping of text, got {fields!r}")
-        items = list(fields.items() if isinstance(fields, Mapping) else ((spec, spec) for spec in fields))
-        for name, spec in items:
-            if not isinstance(name, str) or not isinstance(spec, str):
-                raise ArgumentError(f"fields must be a sequence or a mapping of text, got {spec!r} for {name!r}")
-        if not isinstance(fields, Mapping):
-            items = [(re.split("[;:?]", spec, maxsplit=1)[0].strip(), spec) for _, spec in items]
+        items = _named_specs(fields)
         selection = cls({}, frozenset(name for name, spec in items if spec.rstrip().endswith("?")))
         for name, spec in items:
             alternatives = [split_decoding(part) for part in spec.rstrip().removesuffix("?").split(";")]
