@@ -37,21 +37,7 @@ def find_labels(
         >>> find_labels(["a.jpg", "b.jpg"], ["a", "b"], {"a.jpg": 1, "b": 0}, "photos")
         [1, 0]
     """
-    found: list[int | str] = []
-    for path, key in zip(paths, keys, strict=True):
-        given: list[Any] = [labels[name] for name in (path, key) if name in labels]
-        label: Any = given[0] if given else None
-        if given[1:] and given[1] != label:
-            raise SourceError(
-                f"{os.fspath(folder)}: {path} has the label {label!r} by its path and {given[1]!r} by its key {key!r}; "
-                "leave one of them out"
-            )
-        if isinstance(label, bool) or not (isinstance(label, str) or hasattr(label, "__index__")):
-            problem = "has no label" if label is None else f"has the label {label!r}, expected a number or a name"
-            if label is None and any(value in (path, key) for value in labels.values() if isinstance(value, str)):
-                problem += ", and is itself a label in the table: its columns are the other way round"
-            raise SourceError(f"{os.fspath(folder)}: {path} {problem}; label it by its path or its key {key!r}")
-        found.append(label if isinstance(label, str) else operator.index(label))
+    found = [_find_label(path, key, labels, folder) for path, key in zip(paths, keys, strict=True)]
     if len(found) >= _TOO_MANY and len({label for label in found if isinstance(label, str)}) == len(found):
         raise SourceError(
             f"{os.fspath(folder)}: each of {len(found):,} images has a label of its own ({paths[0]}: {found[0]!r}), so "
@@ -59,6 +45,22 @@ def find_labels(
             "samples that a generator makes"
         )
     return found
+
+
+def _find_label(path: str, key: str, labels: Mapping[str, Any], folder: str | os.PathLike[str]) -> int | str:
+    given: list[Any] = [labels[name] for name in (path, key) if name in labels]
+    label: Any = given[0] if given else None
+    if given[1:] and given[1] != label:
+        raise SourceError(
+            f"{os.fspath(folder)}: {path} has the label {label!r} by its path and {given[1]!r} by its key {key!r}; "
+            "leave one of them out"
+        )
+    if isinstance(label, bool) or not (isinstance(label, str) or hasattr(label, "__index__")):
+        problem = "has no label" if label is None else f"has the label {label!r}, expected a number or a name"
+        if label is None and any(value in (path, key) for value in labels.values() if isinstance(value, str)):
+            problem += ", and is itself a label in the table: its columns are the other way round"
+        raise SourceError(f"{os.fspath(folder)}: {path} {problem}; label it by its path or its key {key!r}")
+    return label if isinstance(label, str) else operator.index(label)
 
 
 def number_labels(
