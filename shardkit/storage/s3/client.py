@@ -112,6 +112,21 @@ class Caller:
             else:
                 return result
 
+    def call_if_there(
+        self, operation: str, url: str, doing: str, parameters: Mapping[str, object]
+    ) -> dict[str, Any] | None:
+        """Have one thing done to what is there, and return what S3 says; None if nothing is there. See ``call``.
+
+        Raises:
+            StorageError: S3 refuses it, or it was tried in vain.
+        """
+        try:
+            return self.call(operation, url, doing, parameters)
+        except RefusedError as error:
+            if error.status == 404:
+                return None
+            raise error.explain(url, doing) from None
+
 
 def _describe(error: Exception) -> str:
     """Return what went wrong on the way, without secrets."""

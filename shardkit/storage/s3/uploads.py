@@ -116,13 +116,7 @@ class Uploads:
         Raises:
             StorageError: It does not say.
         """
-        doing = "cannot be looked for"
-        try:
-            return self._caller.call("head_object", url, doing, _place(url))
-        except RefusedError as error:
-            if error.status == 404:
-                return None
-            raise error.explain(url, doing) from None
+        return self._caller.call_if_there("head_object", url, "cannot be looked for", _place(url))
 
     def publish(self, url: str, file: BinaryIO, *, overwrite: bool) -> None:
         """Send a file, and compare what is stored then.
@@ -235,12 +229,7 @@ class Uploads:
 
     def delete(self, url: str) -> None:
         """Delete an object; nothing happens if there is none."""
-        doing = "cannot be deleted"
-        try:
-            self._caller.call("delete_object", url, doing, _place(url))
-        except RefusedError as error:
-            if error.status != 404:
-                raise error.explain(url, doing) from None
+        self._caller.call_if_there("delete_object", url, "cannot be deleted", _place(url))
 
     def list(self, url: str) -> Iterator[Upload]:
         """Yield the unfinished multipart uploads to a folder or an object.
@@ -270,13 +259,8 @@ class Uploads:
             StorageError: The server does not do it.
         """
         doing = f"its upload {upload.id} cannot be aborted"
-        try:
-            self._caller.call(
-                "abort_multipart_upload", upload.url, doing, {**_place(upload.url), "UploadId": upload.id}
-            )
-        except RefusedError as error:
-            if error.status != 404:
-                raise error.explain(upload.url, doing) from None
+        place = {**_place(upload.url), "UploadId": upload.id}
+        self._caller.call_if_there("abort_multipart_upload", upload.url, doing, place)
 
     def _abort_others(self, url: str, upload_id: str) -> None:
         for upload in self.list(url):
