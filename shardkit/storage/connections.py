@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
-from shardkit.errors import ArgumentError, StorageError, hide_secrets
+from shardkit.errors import ArgumentError, StorageError, check_path, hide_secrets
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager, Timeout
@@ -56,6 +56,8 @@ class Network:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ArgumentError(f"storage_options: {name} must be a positive number of seconds, got {value!r}")
+        if self.ca_certs:
+            object.__setattr__(self, "ca_certs", check_path("storage_options: ca_certs", self.ca_certs))
 
 
 # By server and certificates. A fork takes none along, as two processes would read from one connection.

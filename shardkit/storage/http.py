@@ -15,6 +15,7 @@ Signed addresses can be read by a ``ShardStream`` as they are. A dataset's folde
 for all of its files. Web servers list nothing: give a dataset's folder, or shards by a pattern with braces.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from shardkit.errors import NoListingError
+from shardkit.errors import ArgumentError, NoListingError
 from shardkit.storage.base import check_options, read_only
 from shardkit.storage.connections import Network
 from shardkit.storage.ranges import Ranges
@@ -31,6 +32,9 @@ from shardkit.storage.responses import Refusal
 _NETWORK = ("connect_timeout", "read_timeout", "total_timeout", "ca_certs")
 OPTIONS = ("username", "password", "headers", *_NETWORK)
 """What ``storage_options`` may have for http and https."""
+
+_HEADER_NAME = re.compile(r"[!#-'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class WebSigner:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     network: Network = field(default_factory=Network)
     follows = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.headers, Mapping) or not all(_can_be_sent(*header) for header in self.headers.items()):
+            raise ArgumentError(
+                "storage_options: headers must be a mapping of names to texts in Latin-1, without line breaks"
+            )  # no value is shown: it may be a secret
 
     def sign(self, url: str, headers: dict[str, str]) -> tuple[str, dict[str, str]]:
         """See ``Signer.sign``."""
@@ -75,6 +85,13 @@ class WebSigner:
         if refusal.status == 401:
             return "pass username and password, or other ones, by storage_options"
         return "it may be forbidden, or its address may have expired: ask for another one"
+
+
+def _can_be_sent(name: object, value: object) -> bool:
+    """Return whether a request can have a header; numbers are sent as text."""
+    if not isinstance(name, str) or not isinstance(value, str | int):
+        return False
+    return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(str(value)))
 
 
 class WebStorage(Ranges):

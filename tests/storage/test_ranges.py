@@ -598,6 +598,21 @@ def test_the_web_is_read_and_neither_written_nor_listed():
         ({"user": "me"}, "user is none of those for http and https: username, password, headers, connect_timeout"),
         ({"read_timeout": 0}, "read_timeout must be a positive number of seconds, got 0"),
         ({"total_timeout": "long"}, "total_timeout must be a positive number of seconds, got 'long'"),
+        ({"ca_certs": 5}, "storage_options: ca_certs must be text or a path, got 5"),
+        *(
+            ({"headers": headers}, "storage_options: headers must be a mapping of names to texts in Latin-1, without")
+            for headers in (
+                5,
+                ["a"],
+                {5: "a"},
+                {"a": None},
+                {"a": "b\nc"},
+                {"a": "€"},
+                {"": "a"},
+                {"a:": "b"},
+                {"ä": "b"},
+            )
+        ),
     ],
 )
 def test_options_that_are_unknown_or_wrong_are_refused(options, problem):

@@ -51,6 +51,12 @@ class S3Options:
     def __post_init__(self) -> None:
         if find_spec("botocore") is None:
             raise MissingExtraError("s3:// needs botocore, which is not installed: pip install 'shardkit[s3]'")
+        for name in ("key", "secret", "token"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None):  # it is not shown
+                raise ArgumentError(
+                    f"storage_options: {name} must be text, got {type(value).__name__}; write it in quotes"
+                )
         for name, known in (("client_kwargs", _CLIENT_OPTIONS), ("config_kwargs", None)):
             given = getattr(self, name)
             if not isinstance(given, Mapping):
