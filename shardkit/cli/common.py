@@ -1,6 +1,7 @@
 """What all commands of the command line have in common: how they print, and how they end."""
 
 import functools
+import contextlib
 import json
 import os
 import sys
@@ -66,16 +67,19 @@ def read_storage_options(texts: list[str] | None) -> dict[str, object] | None:
     Example:
         >>> read_storage_options(["profile=mine", "anon=true", 'client_kwargs={"region_name": "eu-west-1"}'])
         {'profile': 'mine', 'anon': True, 'client_kwargs': {'region_name': 'eu-west-1'}}
+        >>> read_storage_options(["timeout=2.5", "password=1e5"])  # a number that is written otherwise is text
+        {'timeout': 2.5, 'password': '1e5'}
     """
     options: dict[str, object] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ArgumentError(f"--storage-option {name!r}: write name=value")  # the rest may be a password
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        options[name] = value
+        with contextlib.suppress(ValueError):
+            parsed = json.loads(value)
+            if not isinstance(parsed, float) or json.dumps(parsed) == value:
+                options[name] = parsed
     return options or None
 
 
