@@ -1,7 +1,7 @@
 """What all commands of the command line have in common: how they print, and how they end."""
 
-import functools
 import contextlib
+import functools
 import json
 import os
 import sys
