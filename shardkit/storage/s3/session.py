@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote
@@ -120,6 +120,8 @@ class S3Session:
 
         options = self._options
         self._session = botocore.session.Session(profile=options.profile)
+        data_path = _checked(self._session.get_config_variable, logical_name="data_path")
+        self._session.register_component("data_loader", _loader(data_path))
         if options.key:
             self._session.set_credentials(options.key, options.secret, options.token)
         self._credentials = None if options.anon else _checked(self._session.get_credentials)
@@ -197,6 +199,14 @@ class S3Session:
             self._open()
             return True
         return False
+
+
+@cache
+def _loader(data_path: str | None) -> Any:
+    """Return what reads botocore's descriptions of services, for all sessions: each would keep 12 MB of its own."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 _sessions: dict[str, S3Session] = {}

@@ -5,6 +5,7 @@ import pickle
 import threading
 
 import pytest
+from botocore.loaders import JSONFileLoader
 from torch.utils.data import DataLoader
 
 import shardkit
@@ -295,6 +296,17 @@ def test_without_botocore_the_line_that_installs_it_is_said(monkeypatch):
         MissingExtraError, match=r"s3:// needs botocore, which is not installed: pip install 'shardkit\[s3\]'"
     ):
         shardkit.ShardDataset("s3://bucket/train")
+
+
+def test_what_botocore_knows_of_services_is_read_once_for_all_options(moto, packed, monkeypatch):
+    storage_for(packed, options_for(moto)).list(packed)
+    read = []
+    load = JSONFileLoader.load_file
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda *args: read.append(args[1]) or load(*args))
+    other = options_for(moto, total_timeout=61)
+
+    assert "none-000000.tar" in storage_for(packed, other).list(packed)
+    assert read == []
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///a"])
