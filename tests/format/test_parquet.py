@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -295,33 +296,44 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def bombs():
-    """Yield tables whose files are small, and that take gigabytes, with the ways to write them."""
-    text = "x" * 1_000_000
-    count = 4000
-    same = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [text])
-    yield "equal texts by a dictionary", pa.table({"a": same}), {"use_dictionary": True}
-    chunks = pa.chunked_array([pa.array([text] * 500)] * 1)
-    yield (
-        "texts by what they share",
-        pa.table({"a": chunks}),
-        {
-            "use_dictionary": False,
-            "column_encoding": {"a": "DELTA_BYTE_ARRAY"},
-        },
-    )
-    yield "zeros that shrink", pa.table({"a": pa.array([bytes(1_000_000)] * 300)}), {"use_dictionary": False}
-    zeros = pa.array([0] * 40_000_000, pa.int8())
-    lists = pa.ListArray.from_arrays(pa.array([0, len(zeros)], pa.int32()), zeros)
-    yield "a long list", pa.table({"a": lists}), {"use_dictionary": True}
+def same_text():
+    return pa.DictionaryArray.from_arrays(pa.array([0] * 4000, pa.int32()), ["x" * 1_000_000])
+
+
+def shared_text():
+    return pa.array(["x" * 1_000_000] * 500)
+
+
+def zeros():
+    return pa.array([bytes(1_000_000)] * 300)
+
+
+def long_list():
+    items = pa.array(np.zeros(40_000_000, np.int8))
+    return pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
+
+
+# Columns whose files are small, and that take gigabytes, with the ways to write them.
+BOMBS = {
+    "equal texts by a dictionary": (same_text, {"use_dictionary": True}),
+    "texts by what they share": (
+        shared_text,
+        {"use_dictionary": False, "column_encoding": {"a": "DELTA_BYTE_ARRAY"}},
+    ),
+    "zeros that shrink": (zeros, {"use_dictionary": False}),
+    "a long list": (long_list, {"use_dictionary": True}),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
-def test_columns_that_would_take_gigabytes_are_refused_in_little_memory(number, tmp_path):
-    _, table, options = list(bombs())[number]
+@pytest.mark.parametrize("kind", BOMBS)
+def test_columns_that_would_take_gigabytes_are_refused_in_little_memory(kind, tmp_path):
+    column, options = BOMBS[kind]
     path = tmp_path / "bomb.parquet"
+    table = pa.table({"a": column()})
     pq.write_table(table, path, compression="zstd", row_group_size=65_536, store_schema=False, **options)
+    del table
+    pa.default_memory_pool().release_unused()  # else this process would keep it, and forks would be slow
     done = subprocess.run([sys.executable, "-c", BOMB, path], capture_output=True, text=True, check=True)
     said, grown = done.stdout.splitlines()
 
