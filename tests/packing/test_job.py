@@ -44,6 +44,7 @@ from shardkit.sources.folders import FileFolder, ImageFolder
 from shardkit.storage.local import LocalStorage
 from shardkit.transforms.crops import Resize
 from tests.support.folders import files_of, names_in, temporary_files
+from tests.support.forks import forkserver
 from tests.support.shared import started
 
 ROOT = Path(__file__).parents[2]
@@ -593,10 +594,7 @@ def killed_at(event_number, kind, images, folder):
     job(kind, images, folder, size=30)
 
 
-SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["tests.packing.test_job", "pyarrow.compute", "pandas"]
-)  # pyarrow's array() imports pandas
+SERVER = forkserver(__name__)
 
 
 def run(target, *args, kill_after=None):

@@ -27,10 +27,10 @@ from shardkit import FileFolder, pack
 from shardkit.errors import ArgumentError, SourceError, WorkerError
 from shardkit.storage.registry import storage_for
 from tests.storage.s3.test_storage import options_for
+from tests.support.forks import forkserver
 
 ROOT = Path(__file__).parents[2]
-SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.promises.test_packing_elsewhere", "pyarrow.compute", "pandas"])
+SERVER = forkserver(__name__)
 
 
 def small(number):

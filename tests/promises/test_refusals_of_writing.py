@@ -9,7 +9,6 @@ import re
 import socket
 import tempfile
 import traceback
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +18,12 @@ from typer.testing import CliRunner
 import shardkit
 from shardkit.cli.app import app
 from shardkit.errors import StorageError
+from tests.support.forks import forkserver
 from tests.support.shared import without_rights
 
 SAMPLES = [{"__key__": f"k/{i:04d}", "bin": os.urandom(900), "cls": i % 5} for i in range(60)]
 PACK = {"shard_bytes": "20kB", "block_bytes": "4kB", "compression": "none", "num_workers": 1, "progress": False}
-SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.promises.test_refusals_of_writing", "pyarrow.compute", "pandas"])
+SERVER = forkserver(__name__)
 
 
 def unchanged(sample):
