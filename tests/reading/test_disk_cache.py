@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,13 @@ from shardkit.reading import disk_cache_folder as cachedir
 from shardkit.reading.disk_cache import BlockCache
 from shardkit.reading.disk_cache_folder import FOLDER, CacheFolder, block_name, clear_cache, list_blocks
 from shardkit.reading.memory import Buffers
+from tests.support.forks import forkserver
 from tests.support.servers.programs import Nginx
 
 SAMPLES = {f"{i:04d}": bytes([i]) * (1000 + 17 * i) for i in range(200)}
 PAGE = 4096
 LARGE = "100MB"
-SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.reading.test_disk_cache", "pyarrow.compute"])
+SERVER = forkserver(__name__)
 
 
 def pack_samples(folder, compression="none", samples=SAMPLES, **options):
@@ -492,8 +491,9 @@ def kill_at(number):
     sys.settrace(lambda frame, *_: on_line if frame.f_code.co_filename in MODULES else None)
 
 
-def keep_and_drop(place, max_bytes):
-    """Open a cache, keep a block, and find another one damaged."""
+def keep_and_drop(place, max_bytes, number):
+    """Open a cache, keep a block, and find another one damaged; be killed at the n-th line."""
+    kill_at(number)
     blocks = BlockCache(str(place), max_bytes)
     blocks.put(name_of(7), content_of(7))
     blocks.drop(name_of(3))
@@ -511,12 +511,8 @@ def test_a_process_that_is_killed_at_any_line_leaves_nothing_wrong_behind(tmp_pa
             use(blocks, i)
     for number in count(1):
         place = shutil.copytree(old, tmp_path / str(number))
-        child = os.fork()
-        if child == 0:
-            kill_at(number)
-            keep_and_drop(place, max_bytes)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        process = started(keep_and_drop, place, max_bytes, number)
+        process.join()
         if (place / FOLDER).exists():
             check_sound(place, max_bytes)
         was_writing = list((place / FOLDER).glob(".*"))
@@ -528,9 +524,9 @@ def test_a_process_that_is_killed_at_any_line_leaves_nothing_wrong_behind(tmp_pa
         assert list((place / FOLDER).glob(".*")) == []
         check_sound(place, max_bytes)
         shutil.rmtree(place)
-        if status == 0:
+        if process.exitcode == 0:
             break
-        assert status == -signal.SIGKILL
+        assert process.exitcode == -signal.SIGKILL
     assert number > 100
 
 
