@@ -1,10 +1,10 @@
 """What was written stays: a writer that is killed goes on or is finished, and nothing advised to a user costs data."""
 
 import contextlib
+import itertools
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, UnfinishedDatasetError
 from tests.support.forge import edit_manifest, manifest_of
+from tests.support.forks import forkserver
 from tests.support.shared import examples
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
@@ -22,41 +23,39 @@ PHOTOS = ROOT / "tests" / "data" / "inputs" / "photos"
 COUNT = 60
 OPTIONS = {"shard_samples": 9, "block_bytes": 6000, "columns": {"label": "cls"}, "classes": ("a", "b", "c")}
 
-WRITE = """
-import itertools, os, signal, sys
-from tests.promises.test_going_on import COUNT, OPTIONS, sample
-import shardkit
-
-folder, compression, steps, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-calls = itertools.count(1)
-
-
-def count_down(name):
-    function = getattr(os, name)
-
-    def call(*arguments, **options):
-        if next(calls) == steps:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-
-    setattr(os, name, call)
-
-
-for name in ("fsync", "link", "replace", "rename", "unlink", "open"):
-    count_down(name)
-with shardkit.ShardWriter(folder, compression=compression, **OPTIONS, **({how: True} if how else {})) as writer:
-    for i in range(writer.samples, COUNT):
-        writer.write(sample(i))
-"""
+SERVER = forkserver(__name__)
 
 
 def sample(i):
     return {"__key__": f"{i:03d}", "cls": i % 3, "txt": f"{i} " * i}
 
 
-def write(folder, compression, steps=10**9, how=""):
-    command = [sys.executable, "-c", WRITE, str(folder), compression, str(steps), how]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def write_all(folder, compression, steps, how):
+    """Write the samples in this process, which kills itself before its n-th call that changes what is on the disk."""
+    calls = itertools.count(1)
+
+    def count_down(function):
+        def call(*arguments, **options):
+            if next(calls) == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "link", "replace", "rename", "unlink", "open"):
+            patch.setattr(os, name, count_down(getattr(os, name)))
+        with shardkit.ShardWriter(folder, compression=compression, **OPTIONS, **how) as writer:
+            for i in range(writer.samples, COUNT):
+                writer.write(sample(i))
+
+
+def write(folder, compression, steps=10**9, **how):
+    """Write in a process of its own, and return its exit code."""
+    process = SERVER.Process(target=write_all, args=(folder, compression, steps, how))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def hashes_of(manifest):
@@ -72,8 +71,7 @@ def undisturbed(tmp_path_factory):
     folders = {}
     for compression in ("none", "zst", "gz"):
         folders[compression] = tmp_path_factory.mktemp(compression) / "out"
-        done = write(folders[compression], compression)
-        assert done.returncode == 0, done.stderr
+        assert write(folders[compression], compression) == 0
     return folders
 
 
@@ -82,14 +80,14 @@ def undisturbed(tmp_path_factory):
 def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression, kills, undisturbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed") / "out"
     for number, steps in enumerate(kills):
-        done = write(folder, compression, steps, "resume" if number else "")
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        if done.returncode == 0:
+        exit_code = write(folder, compression, steps, resume=number > 0)
+        assert exit_code in (0, -signal.SIGKILL)
+        if exit_code == 0:
             break
-    if done.returncode != 0:
-        finished = write(folder, compression, how="resume")
+    if exit_code != 0:
+        exit_code = write(folder, compression, resume=True)
         if (folder / "unfinished.json").exists() or not (folder / "manifest.json").exists():
-            assert finished.returncode == 0, finished.stderr
+            assert exit_code == 0
 
     assert content_of(folder) == content_of(undisturbed[compression])
     shutil.rmtree(folder.parent)
@@ -106,17 +104,16 @@ def test_no_shard_of_a_dataset_that_is_replaced_is_taken_for_one_of_the_new(
             writer.write(sample(i) | {"cls": 2})
     old = hashes_of(manifest_of(folder))
     new = hashes_of(manifest_of(undisturbed[compression]))
-    done = write(folder, compression, steps, "overwrite")
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    exit_code = write(folder, compression, steps, overwrite=True)
+    assert exit_code in (0, -signal.SIGKILL)
     if not (folder / "unfinished.json").exists():
-        assert hashes_of(manifest_of(folder)) == (new if done.returncode == 0 else old)
+        assert hashes_of(manifest_of(folder)) == (new if exit_code == 0 else old)
         return
     copy = shutil.copytree(folder, folder.parent / "copy" / "out")
     with contextlib.suppress(DatasetError):  # it refuses, or there is no shard
         assert hashes_of(shardkit.index_shards(copy)) <= new
-    finished = write(folder, compression, how="resume")
 
-    assert finished.returncode == 0, finished.stderr
+    assert write(folder, compression, resume=True) == 0
     assert content_of(folder) == content_of(undisturbed[compression])
     shutil.rmtree(folder.parent)
 
@@ -125,9 +122,9 @@ def test_no_shard_of_a_dataset_that_is_replaced_is_taken_for_one_of_the_new(
 @given(compression=st.sampled_from(["none", "zst", "gz"]), steps=st.integers(8, 80))
 def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, steps, undisturbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed") / "out"
-    done = write(folder, compression, steps)
+    exit_code = write(folder, compression, steps)
     shards = sorted(path.name for path in folder.glob("out-*.tar*"))
-    if done.returncode == 0 or not shards or not (folder / "unfinished.json").exists():
+    if exit_code == 0 or not shards or not (folder / "unfinished.json").exists():
         return
     manifest = shardkit.index_shards(folder)
     expected = manifest_of(undisturbed[compression])
