@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONHOME PYTHONPATH # of another environment; they would come before .venv
+unset PYTHONDONTWRITEBYTECODE # else each of the hundreds of programs that tests start compiles all that it imports
 
 fail() {
     echo "$0: $*" >&2
