@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from shardkit.storage import connections
 from tests.support.servers.ceph import Ceph
 from tests.support.servers.faults import FaultProxy
 from tests.support.servers.processes import Processes
@@ -91,10 +92,20 @@ def proxies(processes, tmp_path_factory):
         yield program
 
 
+def close_connections(others):
+    """Close this process's connections to all servers but some."""
+    for server in set(connections._managers) - others:
+        connections._close_idle(server)
+
+
 @pytest.fixture
 def proxy(proxies):
-    """Return what makes a proxy that injects faults before a server, of its URL."""
+    """Return what makes a proxy that injects faults before a server, of its URL.
+
+    Connections that are kept open to it are closed in the end: each test has another one, which never comes back.
+    """
     with contextlib.ExitStack() as stack:
+        stack.callback(close_connections, set(connections._managers))
         yield lambda url: stack.enter_context(contextlib.closing(FaultProxy(proxies.port.number, url)))
 
 

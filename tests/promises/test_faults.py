@@ -4,11 +4,11 @@ import contextlib
 import gzip
 import http.client
 import pickle
-import select
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -292,7 +292,7 @@ def received(connection, size):
 
 def says_more(connection):
     """Return whether something comes soon."""
-    return connection in select.select([connection], [], [], 0.05)[0]
+    return connection in wait([connection], 0.05)
 
 
 @pytest.mark.parametrize(("fault", "expected"), [("stall mid-body", DATA[:HALF]), ("stall before response", None)])

@@ -1,10 +1,10 @@
 """Of a training process that is killed nothing is left: no process, no memory, no file, no socket."""
 
 import os
-import select
 import signal
 import sys
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,7 @@ def test_nothing_is_left_after_kill_9(dataset, tmp_path, worker_type, whole_grou
         process.wait()
 
         for descriptor in watched:  # readable as soon as its process has ended
-            assert select.select([descriptor], [], [], 60)[0]
+            assert wait([descriptor], 60)
             os.close(descriptor)
         assert process.stderr.read() == b""
     assert files_below(temporary) == files_below(work) == []  # a socket or a lock would be here

@@ -1,12 +1,12 @@
 """scripts/train_ddp.py as people run it: by torchrun, on some processes, killed, and resumed on as many or others."""
 
 import os
-import select
 import signal
 import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +74,7 @@ def killed(images, folder, name, *, processes, steps, rank=None):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
         for descriptor in watched:  # it is readable when the process has ended
-            assert select.select([descriptor], [], [], 60)[0]
+            assert wait([descriptor], 60)
             os.close(descriptor)
     assert process.returncode == (-signal.SIGKILL if rank is None else 1)
     return torch.load(folder / "run.pt", weights_only=True)

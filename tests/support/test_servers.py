@@ -3,13 +3,13 @@
 import contextlib
 import hashlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 
 import botocore.exceptions
 import pytest
@@ -110,6 +110,7 @@ def test_nginx_can_be_killed_in_the_middle_of_a_response(nginx, http, proxy):
 # A session of pytest that says which processes it has started, and waits for its end.
 SESSION = """
 import signal
+from multiprocessing.connection import wait
 from pathlib import Path
 
 def test_all(nginx, moto, ceph, proxies, processes):
@@ -139,7 +140,7 @@ def test_no_server_outlives_pytest(tmp_path, ending):
 
         assert len(started) == 7  # nginx, moto, the proxies' program, three of Ceph's, and the watchdog
         for descriptor in started:
-            assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+            assert wait([descriptor], 60) == [descriptor]
 
 
 def test_programs_end_when_their_keeper_is_closed(tmp_path):
