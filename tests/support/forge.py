@@ -3,14 +3,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 
 from shardkit.errors import DatasetError
+from shardkit.format import index as index_module
 from shardkit.format import manifest as manifest_module
 from shardkit.format.columns import promoted_columns
 from shardkit.format.index import open_index, publish_index
 from shardkit.format.manifest import Manifest
+from shardkit.format.parquet import write_parquet
 from shardkit.format.side_files import encode_blocks, publish_manifest
 from shardkit.storage.local import LocalStorage
 
@@ -48,10 +51,18 @@ def rewrite_index(folder, shard=0, *, rows=None, facts=None, blocks=None):
     table = old.rows() if rows is None else rows(old.rows())
     tables = [index.blocks for index in indexes]
     tables[shard] = old.blocks if blocks is None else blocks
-    told = publish_index(STORAGE, str(folder), entry.url, table, replace(old.facts, **facts or {}), tables[shard])
+    with mock.patch.object(index_module, "write_parquet", _write_any_types):
+        told = publish_index(STORAGE, str(folder), entry.url, table, replace(old.facts, **facts or {}), tables[shard])
     shards = list(manifest.shards)
     shards[shard] = replace(entry, index=told.index, blocks=told.blocks, blocks_crc32=told.blocks_crc32)
     write_manifest(folder, replace(manifest, shards=tuple(shards)), tables=tables)
+
+
+def _write_any_types(file, groups, schema, metadata, *, encodings, **options):
+    """Write a Parquet file whose columns may have types that cannot be encoded as an index's are."""
+    fits = {"DELTA_BYTE_ARRAY": pa.types.is_string, "DELTA_BINARY_PACKED": pa.types.is_integer}
+    encodings = {name: kind for name, kind in encodings.items() if fits[kind](schema.field(name).type)}
+    return write_parquet(file, groups, schema, metadata, encodings=encodings, **options)
 
 
 def write_manifest(folder, manifest, *, tables=None):
