@@ -5,6 +5,7 @@ memory that it shares with its parent, and sends back the rest. The memory has n
 nothing is left behind when the parent is killed: the pipe ends, and then the process.
 """
 
+import contextlib
 import os
 import pickle
 import signal
@@ -242,13 +243,15 @@ class _Process:
                         send_handle(self._connection, shared.descriptor, self._process.pid)
                 else:
                     self._connection.send((sendable, None))
-                rows: list[Row] = self._connection.recv()
+                made: list[Row] | _Failure = self._connection.recv()
             except (EOFError, OSError) as error:
                 raise WorkerError(
                     f"a worker process has died ({self._how()}); see above for its own message. If memory ran out, use "
                     "fewer workers; a script that starts processes needs if __name__ == '__main__':"
                 ) from error
-            return rows
+            if isinstance(made, _Failure):
+                raise made.error
+            return made
 
     def _how(self) -> str:
         self._process.join(5)
@@ -312,28 +315,40 @@ def _slab(connection: Connection, place: _Place, mapped: OrderedDict[int, Shared
     return Slab(place.columns, place.rows, memory)
 
 
+class _Failure(NamedTuple):
+    """What a process sends instead of rows when it can make no more."""
+
+    error: BaseException
+
+
 def _serve(connection: Connection, pickled: bytes) -> None:
+    """Make the rows that the parent asks for until it closes the pipe, or send it the error that ended this."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
+    try:
+        _make_rows(connection, pickled)
+    except BaseException as error:  # noqa: BLE001 - it is raised in the parent, if that has not closed the pipe
+        with contextlib.suppress(OSError):
+            connection.send(_Failure(_picklable(Row(None, error)).error or error))
+            while os.read(connection.fileno(), 1 << 16):  # what the parent is sending, so that it comes to receive
+                pass
+    os._exit(0)
+
+
+def _make_rows(connection: Connection, pickled: bytes) -> None:
     import torch
 
     torch.set_num_threads(1)  # one process is one worker
     make = RowThreads(pickle.loads(pickled))  # noqa: S301 - the parent pickled it
     mapped: OrderedDict[int, SharedMemory] = OrderedDict()
     while True:
-        try:
-            raws, place = connection.recv()
-            slab = _slab(connection, place, mapped) if place else None
-        except (EOFError, OSError):
-            os._exit(0)
+        raws, place = connection.recv()
+        slab = _slab(connection, place, mapped) if place else None
         try:
             rows = make(raws, slab, place.start if place else 0)
         except BaseException as error:  # noqa: BLE001 - it is raised in the place of its batch
             rows = [Row(None, error)] * len(raws)
         del slab
-        try:
-            connection.send_bytes(_pickled(rows))
-        except OSError:
-            os._exit(0)
+        connection.send_bytes(_pickled(rows))
 
 
 def _pickled(rows: list[Row]) -> bytes:

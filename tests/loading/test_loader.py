@@ -484,6 +484,27 @@ def test_a_worker_process_that_dies_is_an_error_and_the_next_epoch_goes_on(datas
     loader.close()
 
 
+class Unloadable:
+    """A transform that fails when a process unpickles it."""
+
+    def __call__(self, sample):
+        return sample
+
+    def __reduce__(self):
+        return dict.__getitem__, ({}, "no such thing")
+
+
+@pytest.mark.multiprocess
+def test_an_error_in_a_process_before_it_makes_rows_is_the_error_of_the_pass(dataset):
+    loader = ShardLoader(dataset, 8, transform=Unloadable(), worker_type="process", num_workers=1)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no such thing"):
+            next(iter(loader))
+    loader.close()
+
+    assert [child for child in multiprocessing.active_children() if child.name == "shardkit-rows"] == []
+
+
 class OddError(Exception):
     """An error that cannot be made again of its message."""
 
