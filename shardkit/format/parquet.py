@@ -215,6 +215,11 @@ class CheckedParquet:
         self._leaves = _leaves_of(self._schema)
         if len(self._leaves) != len(self._schema):
             raise ParquetError("it has two columns of one name")
+        for field in self._schema:
+            if _has_dictionary(field.type):
+                raise ParquetError(
+                    f"column {field.name!r} has values in a dictionary, which take more where they are used"
+                )
         digits = self.metadata.get(CHUNKS)
         if digits is not None:
             self._chunks = [
@@ -490,6 +495,13 @@ def _leaves_of(schema: "pa.Schema") -> dict[str, range]:
 
 def _count(kind: "pa.DataType") -> int:
     return sum(_count(kind.field(i).type) for i in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _has_dictionary(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    parts = (kind.field(i).type for i in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, parts))
 
 
 def _may_grow(kind: "pa.DataType") -> bool:

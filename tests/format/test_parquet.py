@@ -342,6 +342,18 @@ def test_columns_that_would_take_gigabytes_are_refused_in_little_memory(kind, tm
     assert int(grown) * 1024 < 3 * MAX_ROWS_BYTES
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.dictionary(pa.int8(), pa.string()))]
+)
+def test_a_column_of_values_in_a_dictionary_is_refused(kind):
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": [1], "b": pa.array([None], kind)}), file)
+    data = file.getvalue()
+
+    with pytest.raises(ParquetError, match="column 'b' has values in a dictionary"):
+        CheckedParquet(lambda offset, size: data[offset : offset + size], len(data), None)
+
+
 def page_bytes(table, **options):
     """Return the bytes of the first column chunk of a table's file."""
     file = io.BytesIO()
