@@ -24,6 +24,8 @@ LIMIT = 1 << 20
 """All samples are looked at up to this number; of more samples, about this number."""
 
 # Where not all are looked at:
+_PART_OF_LIMIT = 4  # that one shard may have of a simulated buffer's
+_BUFFERS_A_SHARD = 4  # that it may have at least
 _STRETCHES = 16  # of consecutive batches
 _SHARDS = 256
 _MOMENTS = 8  # of the epoch, at which open blocks are counted
@@ -190,19 +192,20 @@ def follow_buffer(
     if layout.num_samples > limit:
         shards = np.flatnonzero(layout.counts)
         enough = max(2 * BUFFER_WORKERS, limit * len(shards) // layout.num_samples)
-        part, workers = (
-            Layout(layout.counts[shards[_spread(len(shards), enough)]], layout.block_samples),
-            BUFFER_WORKERS,
-        )
+        counts = layout.counts[shards[_spread(len(shards), enough)]]
+        most = max(limit // _PART_OF_LIMIT, _BUFFERS_A_SHARD * buffer_samples)
+        part, workers = Layout(np.minimum(counts, most), layout.block_samples), BUFFER_WORKERS
     order = _through_buffers(part, min(workers, len(part.counts)), batch_size, buffer_samples, key)
     positions = np.empty(len(order))
     positions[order] = np.arange(len(order))
     if part is not layout:
-        # A shard is spread as far as in the part, times the ranks that take turns, about some place in the epoch.
-        shards = part.shards_of(np.arange(len(order)))
-        means = np.bincount(shards, positions) / np.bincount(shards)
-        places = shuffled(len(means), key=derive(key, 0)) * (layout.num_samples / len(means))
-        positions = (positions - means[shards]) * world_size + places[shards]
+        # A shard is spread as far as in the part, times the ranks that take turns, about some place in the epoch; of
+        # one that is larger than its part, the blocks lie so much further apart.
+        shards, blocks = part.shards_of(np.arange(len(order))), part.blocks_of(np.arange(len(order)))
+        of_shard, of_block = _means(shards, positions), _means(blocks, positions)[blocks]
+        places = shuffled(len(of_shard), key=derive(key, 0)) * (layout.num_samples / len(of_shard))
+        apart = (of_block - of_shard[shards]) * (counts / part.counts)[shards]
+        positions = (positions - of_block + apart) * world_size + places[shards]
     whole = _some_batches(len(order), batch_size, len(order))
     return Course(part, order[whole], np.arange(len(order)), positions)
 
@@ -282,13 +285,19 @@ def _effective(mates: float, expected: float) -> float:
     return (1 + (expected - 1) * CORRELATION) / (1 + (mates - 1) * CORRELATION)
 
 
+def _means(groups: IntArray, positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean position of each group. Every number up to the largest is a group's."""
+    means: npt.NDArray[np.float64] = np.bincount(groups, positions) / np.bincount(groups)
+    return means
+
+
 def _dispersion(groups: IntArray, positions: npt.NDArray[np.float64], num_samples: int) -> float:
     """Return the standard deviation of the positions in a group, on average, as a fraction of that of all positions."""
     groups = np.unique(groups, return_inverse=True)[1]
     sizes = np.bincount(groups)
     if not (sizes > 1).any():
         return 1.0  # no two samples lie together, so nothing has to be spread
-    means = np.bincount(groups, positions) / sizes
+    means = _means(groups, positions)
     deviations = np.sqrt(np.bincount(groups, (positions - means[groups]) ** 2) / sizes)
     return float(deviations[sizes > 1].mean() / (num_samples / 12**0.5))
 
@@ -383,8 +392,9 @@ def _some_batches(num_samples: int, batch_size: int, limit: int) -> IntArray:
     if batch_size == 0:
         return np.zeros((0, 0), dtype=np.int64)
     total, most = num_samples // batch_size, max(1, limit // batch_size)
-    numbers = np.arange(total)
-    if total > most:
+    if total <= most:
+        numbers = np.arange(total)
+    else:
         length = -(-most // _STRETCHES)
         starts = np.linspace(0, total - length, min(_STRETCHES, most)).astype(np.int64)
         numbers = np.unique(starts[:, None] + np.arange(length))
@@ -398,4 +408,5 @@ def _spread(total: int, most: int) -> IntArray:
         >>> _spread(3, 5).tolist(), _spread(100, 4).tolist()
         ([0, 1, 2], [0, 25, 50, 75])
     """
-    return np.arange(total) if total <= most else np.arange(most) * total // most
+    some = np.arange(min(total, most))
+    return some if total <= most else some * (total // most) + some * (total % most) // most  # it would be 2^70 at once

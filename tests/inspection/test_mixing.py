@@ -221,6 +221,36 @@ def test_shards_that_stand_for_many_are_all_over_the_epoch():
     assert thirds.min() > 0.8 * thirds.mean()
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_part_of_a_large_shard_stands_for_all_of_it(world_size):
+    large = layout_of([30_000] * 24)
+    whole, part = (
+        follow_buffer(large, 64, key=5, world_size=world_size, buffer_samples=50, limit=limit)
+        for limit in (1 << 17, 1 << 12)
+    )
+    figures = [list(vars(measure(course, large, 64 * world_size, 0)).values()) for course in (whole, part)]
+
+    assert len(part.samples) < len(whole.samples) / 4
+    assert figures[1] == pytest.approx(figures[0], abs=0.06)
+
+
+@pytest.mark.parametrize("counts", [[1 << 50, 6], [1 << 50] * 40])
+def test_a_shard_of_any_size_is_measured_in_little_memory(counts):
+    layout = layout_of(counts, 2)
+    plan = plan_of(layout, 60)
+    limit = 1 << 12
+    courses = (
+        follow_plan(plan, layout, 4, limit=limit),
+        follow_buffer(layout, 4, key=1, limit=limit),
+        follow_permutation(layout, 4, key=1, limit=limit),
+    )
+
+    assert max(course.samples.size + course.batches.size for course in courses) < 200_000
+    for course in courses:
+        assert 0 <= course.samples.min() <= course.samples.max() < course.layout.num_samples
+        assert 0 < measure(course, layout, 4, 0).effective_batch_by_shard <= 2
+
+
 def test_every_sample_comes_once_out_of_the_buffers():
     layout = layout_of([300, 0, 500, 200, 7])
     course = follow_buffer(layout, 16, key=derive(3), world_size=2, buffer_samples=50)
