@@ -43,6 +43,7 @@ _AHEAD_GATHERED_ROWS = 8192  # ... or this many rows if they are gathered, which
 _AHEAD_BYTES = 32_000_000  # ... but beyond the first, no more than have this many bytes, read or made
 _LOOK_SECONDS = 0.1  # seconds of waiting for batches after which the load of the processors is looked at:
 _BUSY = 0.6  # if less than this part of it was spent computing, workers wait for data, and more of them are started
+_LEAST_BLOCK_BYTES = 512  # one member's header, even if a manifest claims more blocks than its shards can have
 
 
 RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
@@ -127,7 +128,7 @@ class Engine:
         # Room for the blocks that memory allows, and for those that the next batch may need beyond that. If there are
         # still more, they are not decoded as a whole.
         beyond = batches.batch_size + plan.lanes
-        places = min(memory // max(1, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
+        places = min(memory // max(_LEAST_BLOCK_BYTES, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
         self._arena = make_arena(places) if make_arena else None
         ahead_rows = _AHEAD_GATHERED_ROWS if self._arena else _AHEAD_ROWS
         self._ahead = max(_AHEAD_BATCHES, -(-ahead_rows // batches.batch_size))
