@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from shardkit.reading.disk_cache_folder import FOLDER, CacheFolder, block_name, 
 from shardkit.reading.memory import Buffers
 from tests.support.forks import forkserver
 from tests.support.servers.programs import Nginx
+from tests.support.shared import fork_beside_threads
 
 SAMPLES = {f"{i:04d}": bytes([i]) * (1000 + 17 * i) for i in range(200)}
 PAGE = 4096
@@ -625,28 +625,12 @@ def test_a_cache_is_known_as_ours_also_after_a_power_cut(tmp_path, monkeypatch):
 
 def test_a_fork_while_threads_use_a_cache_leaves_it_usable(tmp_path):
     blocks = BlockCache(str(tmp_path), 20 * PAGE)
-    stop = threading.Event()
 
-    def work(seed):
-        draw = random.Random(seed)
-        while not stop.is_set():
-            use(blocks, draw.randrange(30))
+    def put_and_get(i):
+        blocks.put(name_of(i), content_of(i))
+        return blocks.get(name_of(i), size_of(i)) in (None, content_of(i))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    codes = []
-    for i in range(20):
-        child = os.fork()
-        if child == 0:
-            blocks.put(name_of(i), content_of(i))
-            os._exit(0 if blocks.get(name_of(i), size_of(i)) in (None, content_of(i)) else 1)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    stop.set()
-    for thread in threads:
-        thread.join()
-
-    assert codes == [0] * 20
+    assert fork_beside_threads(lambda draw: use(blocks, draw.randrange(30)), put_and_get) == [0] * 20
     check_sound(tmp_path, 20 * PAGE)
 
 

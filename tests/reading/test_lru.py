@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardkit.reading import lru as recent
 from shardkit.reading.lru import BoundedCache, SharedWork
+from tests.support.shared import fork_beside_threads
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=60))
@@ -72,28 +73,16 @@ def test_a_pickle_of_a_cache_is_an_empty_one_with_the_same_bound():
 
 def test_a_fork_while_threads_use_a_cache_leaves_it_usable():
     cache = BoundedCache(100)
-    stop = threading.Event()
 
-    def use():
-        while not stop.is_set():
-            cache.put(threading.get_ident(), 1, 5)
-            cache.get(0)
+    def use(_):
+        cache.put(threading.get_ident(), 1, 5)
+        cache.get(0)
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    codes = []
-    for _ in range(20):
-        child = os.fork()
-        if child == 0:
-            cache.put("child", 1, 5)
-            os._exit(0 if cache.get("child") == 1 else 1)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    stop.set()
-    for thread in threads:
-        thread.join()
+    def put_and_get(_):
+        cache.put("child", 1, 5)
+        return cache.get("child") == 1
 
-    assert codes == [0] * 20
+    assert fork_beside_threads(use, put_and_get) == [0] * 20
 
 
 @pytest.fixture

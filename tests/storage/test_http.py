@@ -30,6 +30,7 @@ from tests.support.matrix import (
     by_stream,
     pack_samples,
     read_through,
+    read_through_a_restart,
 )
 from tests.support.servers.faults import READ_FAULTS
 from tests.support.servers.programs import Nginx
@@ -327,18 +328,7 @@ def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx
     (nginx.folder / "none").symlink_to(web.folder / "none")
     faulty = proxy(nginx.url)
     held = faulty.hold(after=1000, path="*-000002.tar")
-    found = []
-
-    reader = threading.Thread(target=lambda: found.extend(READERS[read](f"{faulty.url}/none", OPTIONS)))
-    reader.start()
-    held.wait()
-    is_up = threading.Event()
-    tries.append(is_up.wait)  # whoever fails meanwhile tries again as soon as it is there again
-    nginx.kill()
-    nginx.start()
-    is_up.set()
-    held.release()
-    reader.join()
+    found = read_through_a_restart(nginx, held, tries, READERS[read], f"{faulty.url}/none", OPTIONS)
 
     assert len(found) == len(SAMPLES)
     assert dict(found) == SAMPLES

@@ -1,5 +1,7 @@
 """Ways of reading through a network, its faults, and how they end."""
 
+import threading
+
 import shardkit
 from shardkit.errors import (
     AccessError,
@@ -74,6 +76,28 @@ def by_stream(url, options):
 def by_tar(url, options):
     """Return key and data of each sample, read forward without an index."""
     return by_stream(f"{url}/{url.rpartition('/')[2]}-{{000000..000003}}.tar", options)
+
+
+def read_through_a_restart(server, held, tries, read, *arguments):
+    """Kill a server while an answer of it is held, and start it again; return what a reader has read meanwhile.
+
+    Args:
+        server: What is killed.
+        held: The answer, which is let go when the server is up again.
+        tries: What is called instead of waiting for the next try.
+        read: The reader, and what it is called with.
+    """
+    found, is_up = [], threading.Event()
+    reader = threading.Thread(target=lambda: found.extend(read(*arguments)))
+    reader.start()
+    held.wait()
+    tries.append(is_up.wait)  # whoever fails meanwhile tries again as soon as it is there again
+    server.kill()
+    server.start()
+    is_up.set()
+    held.release()
+    reader.join()
+    return found
 
 
 READERS = {"dataset": by_dataset, "loader": by_loader, "parts": by_parts, "stream": by_stream, "tar": by_tar}

@@ -3,8 +3,10 @@
 import ctypes
 import io
 import os
+import random
 import signal
 import subprocess
+import threading
 import tracemalloc
 from contextlib import contextmanager
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis.extra import numpy as npst
+from PIL import Image
 
 from shardkit.codecs.registry import Decoder, encode
 from shardkit.errors import CodecError
@@ -23,9 +26,31 @@ DECODER = Decoder()
 COMPRESSIONS = ["none", "zst", "gz"]
 every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
 
+
+def saved(image, form, **options):
+    """Return the bytes of an image file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
 # Smooth colours with some noise, so that every format has something to do.
 PHOTO = np.clip(np.add.outer(np.arange(40) * 3, np.arange(48) * 2)[:, :, None] + [0, 20, 40], 0, 255).astype(np.uint8)
 PHOTO[::3, ::5] ^= 21
+
+PHOTO_FILES = {
+    form: saved(Image.fromarray(PHOTO).convert(mode), kind)
+    for form, mode, kind in (
+        ("jpg", "RGB", "JPEG"),
+        ("grey jpg", "L", "JPEG"),
+        ("cmyk jpg", "CMYK", "JPEG"),
+        ("png", "RGB", "PNG"),
+        ("webp", "RGB", "WEBP"),
+        ("gif", "RGB", "GIF"),
+        ("tif", "RGB", "TIFF"),
+    )
+}
+LARGE_PHOTO = np.asarray(Image.fromarray(PHOTO).resize((480, 400), Image.Resampling.BICUBIC))
 
 # Arrays of all types that a file can hold.
 dtypes = npst.scalar_dtypes() | npst.array_dtypes(max_size=3) | npst.unicode_string_dtypes() | npst.byte_string_dtypes()
@@ -49,13 +74,6 @@ def round_trip(field, value):
 
     assert isinstance(data, bytes)
     return DECODER.decode(field, data)
-
-
-def saved(image, form, **options):
-    """Return the bytes of an image file."""
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
 
 
 def same_array(a, b):
@@ -83,6 +101,39 @@ def started(command, **options):
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def fork_beside_threads(work, in_child):
+    """Fork twenty times while four threads work on and on; return the children's exit codes: 0 if all was well.
+
+    Args:
+        work: What a thread does again and again, with a random generator of its own.
+        in_child: Called in a child with the fork's number; returns whether all is well.
+    """
+    stop = threading.Event()
+
+    def run(seed):
+        draw = random.Random(seed)
+        while not stop.is_set():
+            work(draw)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    codes = []
+    for number in range(20):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if in_child(number) else 1
+            finally:  # also after an error, which would otherwise go on with the tests
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return codes
 
 
 @contextmanager

@@ -25,9 +25,8 @@ from shardkit.codecs.registry import MAX_PIXELS
 from shardkit.errors import ArgumentError, CodecError
 from shardkit.transforms.image_source import PendingImage, Shape, divisor_of
 from shardkit.transforms.resize import resize_linear
-from tests.support.shared import DECODER, PHOTO, saved
+from tests.support.shared import DECODER, LARGE_PHOTO, PHOTO, PHOTO_FILES, saved
 
-LARGE = np.asarray(Image.fromarray(PHOTO).resize((480, 400), Image.Resampling.BICUBIC))
 PLACES = np.arange(PHOTO.shape[0] * PHOTO.shape[1]).reshape(PHOTO.shape[:2])  # each pixel says where it is
 
 
@@ -182,24 +181,14 @@ def test_a_whole_image_is_resized_whatever_its_shape():
     assert Resize([17, 31]).out_shape == (17, 31, 3)
 
 
-FILES = {
-    "jpg": saved(Image.fromarray(PHOTO), "JPEG"),
-    "cmyk jpg": saved(Image.fromarray(PHOTO).convert("CMYK"), "JPEG"),
-    "grey jpg": saved(Image.fromarray(PHOTO).convert("L"), "JPEG"),
-    "png": saved(Image.fromarray(PHOTO), "PNG"),
-    "webp": saved(Image.fromarray(PHOTO), "WEBP"),
-    "gif": saved(Image.fromarray(PHOTO), "GIF"),
-}
-
-
 @every_kind
-@pytest.mark.parametrize("form", FILES)
+@pytest.mark.parametrize("form", PHOTO_FILES)
 def test_a_file_decoded_into_a_row_is_what_decoding_and_transforming_gives(kind, form):
     batch = np.full((3, 20, 24, 3), 7, np.uint8)
     for key in range(8):
-        KINDS[kind].decode_into(memoryview(FILES[form]), batch[1], Rng(key))
+        KINDS[kind].decode_into(memoryview(PHOTO_FILES[form]), batch[1], Rng(key))
 
-        assert np.array_equal(batch[1], KINDS[kind](DECODER.decode("jpg", FILES[form]), Rng(key)))
+        assert np.array_equal(batch[1], KINDS[kind](DECODER.decode("jpg", PHOTO_FILES[form]), Rng(key)))
     assert (batch[[0, 2]] == 7).all()
 
 
@@ -215,7 +204,7 @@ def test_pil_images_and_arrays_give_the_same(kind):
 
 @every_kind
 def test_a_large_jpeg_gives_nearly_what_it_gives_decoded_in_full(kind):
-    data = saved(Image.fromarray(LARGE), "JPEG", quality=95)
+    data = saved(Image.fromarray(LARGE_PHOTO), "JPEG", quality=95)
     transform = kinds((10, 12))[kind]
     out = np.empty((10, 12, 3), np.uint8)
     whole = 0
@@ -254,11 +243,11 @@ def test_it_is_antialiased_unless_asked_not_to():
 def test_what_cannot_be_decoded_is_an_error():
     out = np.empty((20, 24, 3), np.uint8)
     with pytest.raises(ValueError, match=r"[Pp]remature end"):
-        KINDS["whole"].decode_into(FILES["jpg"][:-50], out)
+        KINDS["whole"].decode_into(PHOTO_FILES["jpg"][:-50], out)
     with pytest.raises(ValueError, match="as no image does"):
         KINDS["whole"].decode_into(b"text", out)
     with pytest.raises(ValueError, match="limit is max_pixels=1,919"):
-        KINDS["whole"].decode_into(FILES["jpg"], out, max_pixels=40 * 48 - 1)
+        KINDS["whole"].decode_into(PHOTO_FILES["jpg"], out, max_pixels=40 * 48 - 1)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +262,7 @@ def test_what_cannot_be_decoded_is_an_error():
 )
 def test_a_row_that_cannot_hold_the_result_is_an_error(out):
     with pytest.raises(ArgumentError, match=r"expected uint8 \(20, 24, 3\), contiguous and writable"):
-        KINDS["whole"].decode_into(FILES["jpg"], out)
+        KINDS["whole"].decode_into(PHOTO_FILES["jpg"], out)
 
 
 # Several fields
@@ -295,7 +284,7 @@ def test_several_fields_are_cut_and_mirrored_alike(key):
 
 
 def test_a_mask_is_never_decoded_smaller():
-    mask = np.where(LARGE[:, :, :1] > 128, np.uint8(255), np.uint8(0)).repeat(3, 2)
+    mask = np.where(LARGE_PHOTO[:, :, :1] > 128, np.uint8(255), np.uint8(0)).repeat(3, 2)
     pending = PendingImage(saved(Image.fromarray(mask), "PNG"), max_pixels=MAX_PIXELS, field="png", key="", url="")
     jpeg = PendingImage(
         saved(Image.fromarray(mask), "JPEG", quality=100, subsampling=0),
@@ -521,7 +510,7 @@ def test_names_of_masks_must_be_names_of_images():
     with pytest.raises(ArgumentError, match="nearest names mask, but one image was given, without a name"):
         transform(PHOTO)
     with pytest.raises(ArgumentError, match="nearest names mask, but one image was given, without a name"):
-        transform.decode_into(FILES["jpg"], np.empty((8, 8, 3), np.uint8))
+        transform.decode_into(PHOTO_FILES["jpg"], np.empty((8, 8, 3), np.uint8))
     with pytest.raises(ArgumentError, match="nearest names mask, the images are image, other; name some of those"):
         transform({"image": PHOTO, "other": PHOTO})
 

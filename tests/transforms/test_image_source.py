@@ -14,19 +14,9 @@ from shardkit.codecs.registry import MAX_PIXELS, Decoder
 from shardkit.errors import ArgumentError, CodecError
 from shardkit.transforms import image_source as boxes
 from shardkit.transforms.image_source import ArraySource, Box, PendingImage, Shape, aligned, divisor_of, open_source
-from tests.support.shared import DECODER, PHOTO, saved
+from tests.support.shared import DECODER, LARGE_PHOTO, PHOTO, PHOTO_FILES, saved
 
-LARGE = np.asarray(Image.fromarray(PHOTO).resize((480, 400), Image.Resampling.BICUBIC))
 WHOLE = Box(0, 0, *PHOTO.shape[:2])
-FORMS = {
-    "jpg": saved(Image.fromarray(PHOTO), "JPEG"),
-    "grey jpg": saved(Image.fromarray(PHOTO).convert("L"), "JPEG"),
-    "cmyk jpg": saved(Image.fromarray(PHOTO).convert("CMYK"), "JPEG"),
-    "png": saved(Image.fromarray(PHOTO), "PNG"),
-    "webp": saved(Image.fromarray(PHOTO), "WEBP"),
-    "gif": saved(Image.fromarray(PHOTO), "GIF"),
-    "tif": saved(Image.fromarray(PHOTO), "TIFF"),
-}
 sides = st.integers(1, 5000)
 
 
@@ -41,29 +31,29 @@ def with_orientation(image, form, orientation):
     return saved(image, form, exif=exif)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PHOTO_FILES)
 @pytest.mark.parametrize("view", [bytes, memoryview])
 def test_a_box_of_a_file_is_that_box_of_the_decoded_image(form, view):
-    source = source_of(view(FORMS[form]))
+    source = source_of(view(PHOTO_FILES[form]))
     box = Box(3, 5, 20, 17)
 
     assert (source.height, source.width) == PHOTO.shape[:2]
-    assert np.array_equal(source.pixels(box, Shape(8, 8)), DECODER.decode("jpg", FORMS[form])[3:23, 5:22])
+    assert np.array_equal(source.pixels(box, Shape(8, 8)), DECODER.decode("jpg", PHOTO_FILES[form])[3:23, 5:22])
 
 
 def test_a_jpeg_is_decoded_smaller_where_that_is_enough():
-    source = source_of(saved(Image.fromarray(LARGE), "JPEG", quality=95))
+    source = source_of(saved(Image.fromarray(LARGE_PHOTO), "JPEG", quality=95))
 
     for side, divisor in ((8, 8), (12, 8), (13, 4), (25, 4), (26, 2), (50, 2), (51, 1), (400, 1)):
         pixels = source.pixels(Box(0, 0, 400, 480), Shape(side, side))
-        mean = LARGE.reshape(400 // divisor, divisor, 480 // divisor, divisor, 3).mean((1, 3))
+        mean = LARGE_PHOTO.reshape(400 // divisor, divisor, 480 // divisor, divisor, 3).mean((1, 3))
 
         assert pixels.shape == mean.shape
         assert np.abs(pixels - mean).mean() < 2
 
 
 def test_a_box_that_a_smaller_image_has_no_whole_pixels_of_is_decoded_whole():
-    source = source_of(saved(Image.fromarray(LARGE), "JPEG", quality=95))
+    source = source_of(saved(Image.fromarray(LARGE_PHOTO), "JPEG", quality=95))
 
     assert source.pixels(Box(8, 16, 256, 256), Shape(8, 8)).shape == (32, 32, 3)
     assert source.pixels(Box(4, 16, 256, 256), Shape(8, 8)).shape == (64, 64, 3)
@@ -72,9 +62,9 @@ def test_a_box_that_a_smaller_image_has_no_whole_pixels_of_is_decoded_whole():
 
 
 def test_also_smaller_a_box_is_the_part_it_says():
-    source = source_of(saved(Image.fromarray(LARGE), "JPEG", quality=95))
+    source = source_of(saved(Image.fromarray(LARGE_PHOTO), "JPEG", quality=95))
     found = source.pixels(Box(64, 128, 256, 320), Shape(8, 8))
-    mean = LARGE[64:320, 128:448].reshape(32, 8, 40, 8, 3).mean((1, 3))
+    mean = LARGE_PHOTO[64:320, 128:448].reshape(32, 8, 40, 8, 3).mean((1, 3))
 
     assert np.abs(found - mean).mean() < 2
 
@@ -91,7 +81,7 @@ def test_an_aligned_box_lies_in_the_box_but_for_less_than_a_pixel_of_the_smaller
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_an_image_is_turned_as_its_exif_orientation_says_when_asked(form, orientation):
-    data = with_orientation(Image.fromarray(LARGE), form, orientation)
+    data = with_orientation(Image.fromarray(LARGE_PHOTO), form, orientation)
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
     turned, stored = source_of(data, exif=True), source_of(data)
     box = Box(16, 32, 200, 304)
@@ -105,7 +95,7 @@ def test_an_image_is_turned_as_its_exif_orientation_says_when_asked(form, orient
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_jpeg_that_is_decoded_smaller_is_turned_too(orientation):
-    data = with_orientation(Image.fromarray(LARGE), "JPEG", orientation)
+    data = with_orientation(Image.fromarray(LARGE_PHOTO), "JPEG", orientation)
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     found = source_of(data, exif=True).pixels(Box(16, 32, 256, 320), Shape(16, 16))
     mean = upright[16:272, 32:352].reshape(64, 4, 80, 4, 3).mean((1, 3))
@@ -114,13 +104,13 @@ def test_a_jpeg_that_is_decoded_smaller_is_turned_too(orientation):
 
 
 def test_a_turned_jpeg_whose_sides_are_no_multiples_is_decoded_whole():
-    data = with_orientation(Image.fromarray(LARGE[:-1]), "JPEG", 3)
+    data = with_orientation(Image.fromarray(LARGE_PHOTO[:-1]), "JPEG", 3)
 
     assert source_of(data, exif=True).pixels(Box(16, 32, 256, 320), Shape(16, 16)).shape == (256, 320, 3)
 
 
 def test_jpegs_without_an_orientation_or_with_one_that_is_none_are_upright():
-    plain = FORMS["jpg"]
+    plain = PHOTO_FILES["jpg"]
     filled = plain[:2] + b"\xff\xff" + with_orientation(Image.fromarray(PHOTO), "JPEG", 6)[2:]
 
     assert source_of(plain, exif=True).height == 40
@@ -128,21 +118,21 @@ def test_jpegs_without_an_orientation_or_with_one_that_is_none_are_upright():
     assert source_of(filled, exif=True).height == 48  # bytes that fill up to a marker are skipped
 
 
-@given(cut=st.integers(0, len(FORMS["jpg"]) - 1))
+@given(cut=st.integers(0, len(PHOTO_FILES["jpg"]) - 1))
 def test_a_jpeg_cut_anywhere_is_an_error(cut):
     with pytest.raises((ValueError, OSError, SyntaxError)):
-        source_of(FORMS["jpg"][:cut]).pixels(WHOLE, Shape(*PHOTO.shape[:2]))
+        source_of(PHOTO_FILES["jpg"][:cut]).pixels(WHOLE, Shape(*PHOTO.shape[:2]))
 
 
 def test_a_large_jpeg_that_is_cut_is_an_error_also_where_it_is_decoded_smaller():
-    data = saved(Image.fromarray(LARGE), "JPEG", quality=95)
+    data = saved(Image.fromarray(LARGE_PHOTO), "JPEG", quality=95)
     for cut in range(len(data) // 2, len(data) - 2, 997):
         with pytest.raises(ValueError, match=r"[Pp]remature end"):
             source_of(data[:cut]).pixels(Box(0, 0, 400, 480), Shape(16, 16))
 
 
 def test_where_pillow_takes_over_from_a_smaller_image_it_is_decoded_whole(monkeypatch):
-    data = saved(Image.fromarray(LARGE), "JPEG", quality=95)
+    data = saved(Image.fromarray(LARGE_PHOTO), "JPEG", quality=95)
     monkeypatch.setattr(boxes, "decode_jpeg", lambda *_, **__: None)
     found = source_of(data).pixels(Box(8, 16, 256, 256), Shape(8, 8))
 
@@ -164,10 +154,10 @@ def pending(data, **limits):
 
 
 def test_a_pending_image_is_decoded_when_it_is_asked_for():
-    image = pending(memoryview(FORMS["jpg"])).open(exif=False)
+    image = pending(memoryview(PHOTO_FILES["jpg"])).open(exif=False)
 
     assert (image.height, image.width) == PHOTO.shape[:2]
-    assert np.array_equal(image.pixels(WHOLE, Shape(40, 48)), DECODER.decode("jpg", FORMS["jpg"]))
+    assert np.array_equal(image.pixels(WHOLE, Shape(40, 48)), DECODER.decode("jpg", PHOTO_FILES["jpg"]))
     assert image.error is None
 
 
@@ -176,11 +166,11 @@ def test_a_pending_image_is_decoded_when_it_is_asked_for():
     [
         (b"no image", MAX_PIXELS, "it begins with b'no image'"),
         (b"", MAX_PIXELS, "it begins with b''"),
-        (FORMS["jpg"][:100], MAX_PIXELS, "cannot be decoded"),
-        (FORMS["jpg"], 40 * 48 - 1, "limit is max_pixels=1,919"),
-        (FORMS["png"], 40 * 48 - 1, "limit is max_pixels=1,919"),
-        (FORMS["jpg"][:-100], MAX_PIXELS, "Premature end"),
-        (FORMS["png"][:-100], MAX_PIXELS, "it is cut"),
+        (PHOTO_FILES["jpg"][:100], MAX_PIXELS, "cannot be decoded"),
+        (PHOTO_FILES["jpg"], 40 * 48 - 1, "limit is max_pixels=1,919"),
+        (PHOTO_FILES["png"], 40 * 48 - 1, "limit is max_pixels=1,919"),
+        (PHOTO_FILES["jpg"][:-100], MAX_PIXELS, "Premature end"),
+        (PHOTO_FILES["png"][:-100], MAX_PIXELS, "it is cut"),
     ],
 )
 def test_what_cannot_be_decoded_is_the_same_error_as_decoders_raise(data, limit, cause):
@@ -207,6 +197,6 @@ def test_damaged_exif_data_is_an_error_when_it_is_asked_for():
 
 def test_without_simplejpeg_pillow_decodes(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    found = source_of(FORMS["jpg"]).pixels(WHOLE, Shape(8, 8))
+    found = source_of(PHOTO_FILES["jpg"]).pixels(WHOLE, Shape(8, 8))
 
-    assert np.abs(found.astype(int) - DECODER.decode("jpg", FORMS["jpg"])).max() <= 2
+    assert np.abs(found.astype(int) - DECODER.decode("jpg", PHOTO_FILES["jpg"])).max() <= 2

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import threading
 
 import pytest
 from botocore.loaders import JSONFileLoader
@@ -19,7 +18,17 @@ from shardkit.errors import (
 )
 from shardkit.storage.registry import storage_for
 from shardkit.storage.s3 import session as credentials
-from tests.support.matrix import ENDS, READERS, READS, SAMPLES, by_loader, by_stream, pack_samples, read_through
+from tests.support.matrix import (
+    ENDS,
+    READERS,
+    READS,
+    SAMPLES,
+    by_loader,
+    by_stream,
+    pack_samples,
+    read_through,
+    read_through_a_restart,
+)
 from tests.support.scripted import Scripted, answer
 from tests.support.servers.faults import READ_FAULTS
 
@@ -350,18 +359,8 @@ def test_an_epoch_survives_a_gateway_that_is_killed_and_started_again(read, ceph
     pack_samples(url, compression="none", storage_options=options_for(ceph))
     faulty = proxy(ceph.url)
     held = faulty.hold(after=1000, path="*-000002.tar")
-    found = []
     options = options_for(ceph, faulty.url, total_timeout=60, config_kwargs={"read_timeout": 30})
-    reader = threading.Thread(target=lambda: found.extend(READERS[read](url, options)))
-    reader.start()
-    held.wait()
-    is_up = threading.Event()
-    tries.append(is_up.wait)  # whoever fails meanwhile tries again as soon as it is there again
-    ceph.kill()
-    ceph.start()
-    is_up.set()
-    held.release()
-    reader.join()
+    found = read_through_a_restart(ceph, held, tries, READERS[read], url, options)
 
     assert len(found) == len(SAMPLES)
     assert dict(found) == SAMPLES
