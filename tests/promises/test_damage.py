@@ -10,12 +10,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import shardkit
 from shardkit.errors import ShardkitError
 from shardkit.inspection.contents import compute_statistics, list_samples, list_shards, read_member
+from tests.support.shared import examples
 
 GOLDEN = Path(__file__).parents[1] / "data" / "format-1"
 CLASSES = ("cat", "dog", "hen", "pig", "yak")
@@ -156,7 +157,7 @@ def find_silent(folder, readers, expected):
 
 
 def copy_with_damage(original, damage, tmp_path_factory):
-    """Return a copy of a dataset with damage in one file, and the file's bytes before and after."""
+    """Return a copy of a dataset with damage in one file, the file's name, and its bytes before and after."""
     names = files_of(original)
     name = names[damage[0] % len(names)]
     data = (original / name).read_bytes()
@@ -165,12 +166,14 @@ def copy_with_damage(original, damage, tmp_path_factory):
     shutil.copytree(original, copy)
     (copy / name).chmod(0o644)
     (copy / name).write_bytes(wrong)
-    return copy, data, wrong
+    return copy, name, data, wrong
 
 
+@examples(2)
 @given(damage=damages)
 def test_damage_beside_the_shards_gives_the_right_samples_or_an_error(damage, original, expected, tmp_path_factory):
-    copy, data, wrong = copy_with_damage(original, damage, tmp_path_factory)
+    copy, name, data, wrong = copy_with_damage(original, damage, tmp_path_factory)
+    event(f"{name}, {damage[1]}")
 
     assert find_silent(copy, READERS, expected) == {}
     if wrong != data:
@@ -203,7 +206,8 @@ OLD_WORDS = {"manifest": by_manifest}
 def test_damage_to_format_1_loses_no_sample(damage, tmp_path_factory):
     original = GOLDEN / "photos" / "train"
     expected = {name: read(str(original)) for name, read in OLD_SAMPLES.items()}
-    copy, _, _ = copy_with_damage(original, damage, tmp_path_factory)
+    copy, name, _, _ = copy_with_damage(original, damage, tmp_path_factory)
+    event(f"{name}, {damage[1]}")
 
     assert find_silent(copy, OLD_SAMPLES, expected) == {}
 
@@ -217,7 +221,7 @@ def test_the_search_finds_damage_where_there_are_no_checksums(tmp_path_factory):
     for _ in range(300):
         hows = ["flip", "delete", "insert", "zero", "random", "repeat"]
         damage = (0, "anywhere", random.randrange(1 << 30), random.choice(hows), random.randint(1, 16), 3, random)
-        copy, _, _ = copy_with_damage(original, damage, tmp_path_factory)
+        copy, *_ = copy_with_damage(original, damage, tmp_path_factory)
         silent += bool(find_silent(copy, OLD_WORDS, expected))
         shutil.rmtree(copy.parent)
 

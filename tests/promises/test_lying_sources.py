@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 import pytest
-from hypothesis import example, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from shardkit import ShardDataset, pack
@@ -198,6 +198,7 @@ def test_a_source_that_lies_is_packed_as_it_is_or_named(
         failure = error
     exact = {s["__key__"]: (s["bin"], s["cls"]) for s in samples}
 
+    event(f"{'refused' if failure else 'packed'}: {lie}")
     if failure is None:
         assert published(folder) == exact
         assert lie in ("", *HARMLESS) or (transform and lie in OF_SIZES)

@@ -6,7 +6,7 @@ What is refused for one box is refused for every box, in every epoch, and what i
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from shardkit import (
@@ -24,6 +24,7 @@ from shardkit.codecs.images import MAX_SCANS, decode_jpeg, decode_other_image, j
 from shardkit.errors import CodecError
 from shardkit.transforms.image_source import Box, Shape, divisor_of, open_source
 from tests.support.jpegs import JPEGS, of_scans, segment
+from tests.support.shared import examples
 
 MAX_PIXELS = 1_000_000  # a flipped bit may be one of the height
 
@@ -70,11 +71,13 @@ def decoded_whole(data, divisor):
     return decode_other_image(data, max_pixels=MAX_PIXELS) if pixels is None else pixels
 
 
+@examples(10)
 @given(name=files, damage=damages, box=st.tuples(parts, parts, parts, parts), smaller=st.integers(1, 60))
 def test_a_box_is_refused_if_and_only_if_the_whole_file_is_and_has_its_pixels(name, damage, box, smaller):
     data = damaged(JPEGS[name], damage)
     source = outcome(lambda: open_source(data, max_pixels=MAX_PIXELS, exif=False))
     if source is None:
+        event("refused when it is opened")
         assert outcome(lambda: decoded_whole(data, 1)) is None
         return
     top, left = int(box[0] * source.height), int(box[1] * source.width)
@@ -84,12 +87,14 @@ def test_a_box_is_refused_if_and_only_if_the_whole_file_is_and_has_its_pixels(na
     at = Box(*(number // divisor * divisor for number in (top, left, height, width)))
     whole, part = outcome(lambda: decoded_whole(data, divisor)), outcome(lambda: source.pixels(at, shape))
 
+    event(f"refused {'as a whole' if whole is None else 'not'}, 1/{divisor}")
     assert (whole is None) == (part is None), "refused for one of both"
     if whole is not None:
         scale = divisor if len(whole) < source.height else 1  # Pillow does not decode smaller
         assert np.array_equal(part, Box(*(number // scale for number in at)).of(whole))
 
 
+@examples(10)
 @given(name=files, cut=parts, key=st.integers(0, 1 << 30))
 def test_a_file_that_is_cut_is_refused_whatever_is_taken_of_it(name, cut, key):
     data = JPEGS[name]
@@ -103,11 +108,13 @@ def test_a_file_that_is_cut_is_refused_whatever_is_taken_of_it(name, cut, key):
         assert outcome(lambda: Decoder().decode(f"jpg:{decoding}", data)) is None  # noqa: B023
 
 
+@examples(10)
 @given(name=files, damage=damages, key=st.integers(0, 1 << 30), size=st.sampled_from([2, 9, 24]))
 def test_every_transform_refuses_what_the_decoder_refuses_and_nothing_else(name, damage, key, size):
     data = damaged(JPEGS[name], damage)
     decoder = Decoder(max_pixels=MAX_PIXELS)
     whole = outcome(lambda: decoder.decode("jpg", data))
+    event("refused" if whole is None else f"decoded, {damage and damage[0]}")
     for transform in (
         RandomResizedCrop(size),
         RandomResizedCrop(size, scale=(0.01, 0.1)),
@@ -126,6 +133,12 @@ def test_every_transform_refuses_what_the_decoder_refuses_and_nothing_else(name,
 
 
 CROPS = {"small": RandomResizedCrop(16, scale=(0.02, 0.2)), "tiny": RandomResizedCrop(2), "middle": ResizeCenterCrop(8)}
+
+
+def test_every_kind_of_file_is_decoded_as_long_as_it_is_whole():
+    decoded = {name for name in JPEGS if outcome(lambda: Decoder().decode("jpg", JPEGS[name])) is not None}  # noqa: B023
+
+    assert sorted(JPEGS.keys() - decoded) == []
 
 
 @pytest.fixture(scope="module")
