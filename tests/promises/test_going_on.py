@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import shardkit
@@ -81,6 +81,7 @@ def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression,
     folder = tmp_path_factory.mktemp("killed") / "out"
     for number, steps in enumerate(kills):
         exit_code = write(folder, compression, steps, resume=number > 0)
+        event(f"{'begun' if number == 0 else 'resumed'} and {'killed' if exit_code else 'finished'}")
         assert exit_code in (0, -signal.SIGKILL)
         if exit_code == 0:
             break
@@ -125,7 +126,9 @@ def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, st
     exit_code = write(folder, compression, steps)
     shards = sorted(path.name for path in folder.glob("out-*.tar*"))
     if exit_code == 0 or not shards or not (folder / "unfinished.json").exists():
+        event("nothing to finish")
         return
+    event(f"{len(shards)} shards")
     manifest = shardkit.index_shards(folder)
     expected = manifest_of(undisturbed[compression])
 

@@ -9,10 +9,11 @@ import tarfile
 import threading
 import unicodedata
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PureWindowsPath
 
 import pytest
-from hypothesis import example, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ import shardkit
 from shardkit.cli.app import app
 from shardkit.storage.local import LocalStorage
 from shardkit.storage.safe_names import check_no_links, find_unsafe, fold
+from tests.support.shared import examples
 
 SAMPLES = [{"__key__": f"k/{i:04d}", "bin": bytes([i]) * 900, "cls": i % 5} for i in range(12)]
 PACK = {"shard_bytes": "20kB", "block_bytes": "4kB", "compression": "none", "num_workers": 1, "progress": False}
@@ -45,6 +47,17 @@ PIECES = [
 ]
 PIECES += ["\0", "\n", "\x7f", ":", " ", "b.jpg", "c" * 250, "\ud800", "~", "-", "*", "C:", "//", "CONIN$", "😀"]
 hostile = st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join) | st.text(max_size=8)
+harmless = st.lists(
+    st.sampled_from(["a", "A", "é", "e\u0301", "ß", "ss", "b.jpg", "😀", "-", "x"]), min_size=1, max_size=4
+)
+plain = st.lists(harmless.map("".join), min_size=1, max_size=3).map("/".join)
+CHANGES = [
+    str.lower,
+    str.upper,
+    str.swapcase,
+    partial(unicodedata.normalize, "NFC"),
+    partial(unicodedata.normalize, "NFD"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +88,8 @@ def lookalikes(name):
     return {unicodedata.normalize("NFC", same) for form in forms for same in (form.lower(), form.upper().lower())}
 
 
-@given(names=st.lists(hostile, max_size=5))
+@examples(4)
+@given(names=st.lists(hostile, max_size=5) | st.lists(plain, min_size=1, max_size=5))
 @example(["a/b", "a"])
 @example(["a", "a/b"])
 @example(["a.jpg/b", "A.JPG"])
@@ -87,7 +101,9 @@ def test_names_that_are_accepted_are_files_of_their_own_inside_the_folder_everyw
     if unsafe is not None:
         assert unsafe[0] in names
         assert unsafe[1]
+        event("refused")
         return
+    event(f"{len(names)} names")
 
     above = tmp_path_factory.mktemp("above")
     folder = above / "folder"
@@ -116,9 +132,14 @@ def test_plain_names_are_accepted(names):
     assert (find_unsafe(names) is None) == (not devices and not folders & set(names))
 
 
-@given(first=hostile, second=hostile)
-def test_names_are_folded_alike_whatever_their_case_and_their_accents(first, second):
+@examples(4)
+@given(first=hostile | plain, changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3))
+def test_names_are_folded_alike_whatever_their_case_and_their_accents(first, changes):
+    second = first
+    for change in changes:
+        second = change(second)
     if lookalikes(first) & lookalikes(second):
+        event("of one name" if first == second else "of two names")
         assert fold(first) == fold(second)
 
 
