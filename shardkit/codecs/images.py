@@ -194,6 +194,7 @@ def _open_image(data: bytes, max_pixels: int) -> _ImageFile:
         raise ValueError(f"it begins with {data[:8]!r}, as no image does that shardkit reads")
     if kind == "Jpeg":
         _check_scans(data)
+        _check_jpeg_end(data)
     elif kind == "Png":
         _check_png(data)
     elif kind == "Gif":
@@ -436,6 +437,13 @@ def _check_scans(data: bytes | memoryview) -> None:
     # Some of these may be in thumbnails and the like.
     if sum(marker == _SCAN[1] for marker, _, _ in _jpeg_segments(data)) > MAX_SCANS:
         raise ValueError(f"it is a JPEG of more than {MAX_SCANS} scans, as no encoder makes them")
+
+
+def _check_jpeg_end(data: bytes) -> None:
+    """Raise unless a JPEG has its end marker; with all pixels, Pillow does not always look for it."""
+    end = max((end for _, _, end in _jpeg_segments(data)), default=2)
+    if not _JPEG_MARKER.search(data, end):
+        raise ValueError(f"it is cut: {len(data):,} bytes of a JPEG without an end marker")
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
