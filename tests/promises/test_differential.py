@@ -118,7 +118,7 @@ def differs(name, deviation, webdataset, shardkit, *shards):
 
 
 DOT_FILES = "files whose names begin with a dot are skipped in every folder, not only at the top"
-META = "what is named ``__x__``, or lies below it, is skipped in every folder, not only at the top"
+META = "files named ``__x__``, and files in folders of such names, are skipped in every folder, not only at the top"
 NEWLINE = "a newline in a name is a character like any other"
 BAD = "``__bad__`` and ``__local_path__`` are fields like any other"
 SOURCE = "a field ``__source__`` is an error, because shardkit keeps the name for itself"

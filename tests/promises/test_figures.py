@@ -29,6 +29,9 @@ class WatchedStorage:
     def info(self, url):
         return self._storage.info(url)
 
+    def list(self, url):
+        return self._storage.list(url)
+
     def read_range(self, url, start, size, **options):
         self._note(url, start, size)
         return self._storage.read_range(url, start, size, **options)
