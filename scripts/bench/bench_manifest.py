@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from shardkit.format.manifest import Manifest, Shard, read_manifest
+from shardkit.format.parquet import FileFacts
 
 ROUNDS = 7
 
@@ -21,10 +22,21 @@ def main() -> None:
     parser.add_argument("shards", type=int, nargs="?", default=100_000, help="how many shards it has; 100,000")
     num_shards = parser.parse_args().shards
     shards = tuple(
-        Shard(f"train-{i:06d}.tar.zst", 4_000 + i % 7, 250_000_000 + i, 255_999_488, f"{i:064x}", "zst", 250)
+        Shard(
+            url=f"train-{i:06d}.tar.zst",
+            samples=4_000 + i % 7,
+            file_size=250_000_000 + i,
+            tar_size=255_999_488,
+            sha256=f"{i:064x}",
+            compression="zst",
+            blocks=250,
+            blocks_crc32=i,
+            index=FileFacts(70_000, f"{i:064x}", footer_size=30_000, footer_crc32=i, group_rows=4096),
+        )
         for i in range(num_shards)
     )
-    text = Manifest(shards, block_samples=16, fields=("cls", "jpg")).to_json()
+    blocks = FileFacts(36 * 250 * num_shards, "00" * 32)
+    text = Manifest(shards, block_samples=16, fields=("cls", "jpg"), block_file=blocks).to_json()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "manifest.json").write_text(text)
         seconds = []

@@ -143,11 +143,11 @@ class ListedPart:
         Raises:
             SourceError: It gives another sample than it promised.
         """
-        for position in range(len(self.hashes)):
+        for position, promised in enumerate(self.hashes.tolist()):
             key = f"number {position:,} of a part"
             try:
                 key = check_key(self.source.key(position))
-                encoded = self._read(position, key)
+                encoded = self._read(position, key, promised)
             except Exception as error:
                 if not any(repr(key) in text for text in (str(error), *getattr(error, "__notes__", ()))):
                     error.add_note(f"It was raised where the source's sample {key!r} was read.")
@@ -155,12 +155,12 @@ class ListedPart:
             if encoded is not None:
                 yield encoded
 
-    def _read(self, position: int, key: str) -> EncodedSample | None:
+    def _read(self, position: int, key: str, promised_hash: int) -> EncodedSample | None:
         sample: Sample | None = self.source.read(position)
         given = sample.get(KEY) if isinstance(sample, Mapping) else sample
         if given != key:
             raise _broken(key, "this key", f"{given!r:.80}")
-        if hash_key(key) != self.hashes[position]:
+        if hash_key(key) != promised_hash:
             raise _broken(key, "another key when the pack was planned", "this one")
         if self.transform is not None and sample is not None:
             sample = self.transform(sample)

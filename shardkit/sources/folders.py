@@ -338,7 +338,7 @@ def _walk_below(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterato
 def _read_file(folder: str, file: SourceFile) -> bytes:
     path = f"{folder}/{file.path}"
     try:
-        descriptor = open_file(Path(path), path)
+        descriptor = open_file(path, path)
     except FileNotFoundError:
         raise SourceError(
             f"{path}: was there when the pack began and is gone, or is not visible from {socket.gethostname()}; run it "
