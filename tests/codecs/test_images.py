@@ -443,3 +443,18 @@ def test_formats_that_no_field_names_are_not_read():
 
 def test_the_default_limit_is_where_pillow_begins_to_warn():
     assert Image.MAX_IMAGE_PIXELS == MAX_PIXELS
+
+
+@given(pieces=st.lists(st.sampled_from([b"\xff", b"\xda", b"\xff\xda", b"\0", b"\xd9"]), max_size=30))
+def test_the_quick_count_of_scans_is_that_of_bytes(pieces):
+    data = b"".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pixels, "MAX_SCANS", 3)
+        patch.setattr(pixels, "_jpeg_segments", lambda _: [(0xDA, 0, 0)] * 9)
+        for given_as in (data, memoryview(data)):
+            is_refused = False
+            try:
+                pixels._check_scans(given_as)
+            except ValueError:
+                is_refused = True
+            assert is_refused == (data.count(b"\xff\xda") > 3)
