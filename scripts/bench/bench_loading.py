@@ -22,33 +22,35 @@ two threads or two processes. Rates of shardkit in samples/s, then how many time
 
                                                           image    raw    small      npy
     ---------------------------------------------------  ------  ------  -------  -------
-    shardkit, samples/s                                   2 920  58 800  723 000  860 000
-    bare threads on bytes in memory: the ceiling           0.99    0.25     0.14     0.07
-    webdataset as documented, DataLoader                   2.09     4.0     14.5     20.7
-    webdataset in the training process                              3.4     27.1     36.5
-    webdataset with shardkit's decoder, DataLoader         1.29
-    HF datasets 5.2, DataLoader                            2.20     4.3     20.7
-    loose files, DataLoader                                1.99     2.2
-    loose files with shardkit's decoder, DataLoader        1.32
-    loose files in the training process                            0.87
-    SPDL 0.8 with its decoder                              2.31     6.2     44.3
-    SPDL 0.8 with shardkit's decoder                       1.35
-    DALI 2.4 on the CPU, antialiased                       1.77    0.88      3.7
-    DALI 2.4 on the CPU, not antialiased                   1.50
+    shardkit, samples/s                                   2 170  40 000  553 000  658 000
+    bare threads on bytes in memory: the ceiling           0.82    0.17     0.13     0.09
+    webdataset as documented, DataLoader                   1.79     4.0     12.3     19.5
+    webdataset in the training process                              2.4     22.9     31.6
+    webdataset with shardkit's decoder, DataLoader         1.10
+    HF datasets 5.2, DataLoader                            1.82     4.0     17.7
+    loose files, DataLoader                                1.65     3.2
+    loose files with shardkit's decoder, DataLoader        1.11
+    loose files in the training process                            0.67
+    SPDL 0.8 with its decoder                              1.88     6.0     67.1
+    SPDL 0.8 with shardkit's decoder                       1.21
+    DALI 2.4 on the CPU, antialiased                       1.50    0.63      3.4
+    DALI 2.4 on the CPU, not antialiased                   1.25
 
-The first batch of photographs came after 0.12 s. The loader took 302 MB beyond its imports, with ``memory="64MB"`` 154
-MB. It compares the CRC-32 of every block or field, which none of the others does. It holds the GIL for at most 71 us an
-image. A ``ShardStream`` in a DataLoader is 1.12 times as fast as webdataset with the same decoder.
+The first batch of photographs came after 0.20 s. The loader took 280 MB beyond its imports, with ``memory="64MB"`` 144
+MB. It compares the CRC-32 of every block or field, which none of the others does. It holds the GIL for at most 135 us
+an image. A ``ShardStream`` in a DataLoader is 1.6 times as fast as webdataset, and as fast with the same decoder.
 
-Where Python and memory decide, such a machine is not the same from one minute to the next. A second run of the last
-three columns had 55 300 (2.9 times webdataset in the training process, 0.67 of loose files there, 0.66 of DALI),
-755 000 and 763 000, in single rounds from 734 000 to 978 000.
+All of a JPEG is decoded, whatever the crop, so that damage anywhere in it is an error. Until format 2, the rows below a
+crop were left out: random crops were 1.13 times as fast as they are now, and center crops 1.03 times.
+
+Where Python and memory decide, such a machine is not the same from one minute to the next. On another day it gave 2 920
+(with fewer rows decoded), 58 800, 723 000 and 860 000.
 
 Undecoded files of 60 KB come sooner from loose files that the system has in memory, and from DALI: copying and
 comparing one takes 10 us, Python 10 us more, and a quarter of the time threads wait for each other. With ``--classic``,
-an epoch of 1 500 photographs runs with two threads at 0.85 to 0.97 of the speed of bare threads, and with one thread at
-0.93 to 0.99 of the speed of a loop, starting included. Starting processes takes 1.5 s, longer than that epoch, so they
-are for long ones.
+when it was last run, before all rows were decoded, an epoch of 1 500 photographs ran with two threads at 0.85 to 0.97
+of the speed of bare threads, and with one thread at 0.93 to 0.99 of the speed of a loop, starting included. Starting
+processes takes 1.5 s, longer than that epoch, so they are for long ones.
 """
 
 import argparse

@@ -25,15 +25,16 @@ rounds. At the loopback a client that waits less is quicker than one that does l
     boto3, get_object                                                     2 290      0.08
 
 near and epochs-far: an epoch of 1 500 photographs of 60 KB, decoded and cropped by two threads. Far away, the single
-GETs had 16 connections, and shardkit opened 32 by itself, through a proxy that needs much of both processors::
+GETs had 16 connections, and shardkit opened 32 by itself, through a proxy that needs much of both processors. The rows
+from far away were measured on another day, when the machine was quicker and only some rows of a JPEG were decoded::
 
                                       images/s  CPU ms an image           first batch
     --------------------------------  --------  ------------------------  -----------
-    shardkit, local files                3 030  0.64                           0.10 s
-    shardkit, HTTP                       2 800  0.67 (1.03 times local)        0.15 s
-    shardkit, S3                         2 440  0.68 (1.05 times local)        0.31 s
-    a GET for each image, HTTP           1 940  0.93                           0.20 s
-    a GET for each image, S3               510  1.70                           0.48 s
+    shardkit, local files                2 130  0.90                           0.15 s
+    shardkit, HTTP                       1 950  0.94 (1.06 times local)        0.20 s
+    shardkit, S3                         1 650  0.92 (1.04 times local)        0.50 s
+    a GET for each image, HTTP           1 470  1.20                           0.33 s
+    a GET for each image, S3               270  2.43                           0.90 s
     shardkit, far away                   1 390  0.69                           0.86 s
     shardkit, far away, 1 000 shards     1 360  0.83                           0.65 s
     a GET for each image, far away         410  1.04                           0.32 s

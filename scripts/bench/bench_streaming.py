@@ -9,10 +9,10 @@ Measured with ``--megabytes 200 --folder /dev/shm`` on a virtual machine of two 
 
     samples    fields                                       samples/s  times webdataset
     ---------  -------------------------------------------  ---------  ----------------
-    60 KB      as they come                                   102 000               5.0
-    60 KB      each compared with its CRC-32 in the index      75 700               3.7
-    300 bytes  as they come                                   296 000              11.4
-    300 bytes  each compared with its CRC-32 in the index     233 000               8.9
+    60 KB      as they come                                    72 700               4.4
+    60 KB      each compared with its CRC-32 in the index      56 400               3.4
+    300 bytes  as they come                                   274 700              11.3
+    300 bytes  each compared with its CRC-32 in the index     195 200               8.1
 
 webdataset checks nothing.
 """
