@@ -40,8 +40,10 @@ from collections.abc import Set as AbstractSet
 from os import PathLike, fsencode, fspath
 from typing import Any, SupportsIndex
 
-_USER = re.compile(r"(?<=://)([^\s/?#@]*)@")
-_QUERY = re.compile(r"(https?://[^\s?#]*)\?(?!\.\.\.)[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^\s/?#]*@")  # up to the last @, as a password may have some
+# Possessive, so that the time is linear in the length of the text.
+_QUERY = re.compile(r"(https?://[^\s?#]*+)(?:\?(?!\.\.\.)([^\s#'\"]*+))?", re.IGNORECASE)
+_AFTER_URL = ",;:.)]}"
 
 
 def hide_secrets(text: str) -> str:
@@ -53,7 +55,12 @@ def hide_secrets(text: str) -> str:
     """
     if "://" not in text:
         return text
-    return _QUERY.sub(r"\1?...", _USER.sub("", text))
+    return _QUERY.sub(_without_query, _USER.sub("", text))
+
+
+def _without_query(url: re.Match[str]) -> str:
+    query = url[2]
+    return url[0] if query is None else f"{url[1]}?...{query[len(query.rstrip(_AFTER_URL)) :]}"
 
 
 class ShardkitError(Exception):

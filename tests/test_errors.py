@@ -3,10 +3,12 @@ import pickle
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from shardkit import errors
-from shardkit.errors import ShardkitError
+from shardkit.errors import ShardkitError, hide_secrets
 
 MESSAGE = "shard a.tar: ends at byte 3,072 without an end-of-archive mark; fetch or write it again"
 ERRORS = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, ShardkitError)]
@@ -96,3 +98,35 @@ def test_passwords_and_queries_of_urls_are_in_no_message(text, shown):
     error = ShardkitError(text, url=text)
 
     assert (str(error), error.url) == (shown, shown)
+
+
+pieces = st.lists(
+    st.sampled_from(["http://", "https://", "s3://", "host", "/", "?", "#", "@", ":", " ", ",", "'", ")", "."])
+)
+
+
+@given(before=pieces, after=pieces)
+def test_hiding_is_what_it_was_and_no_longer_query_takes_more_than_its_length(before, after):
+    """The pattern that says it in one line, but takes a time that is quadratic in the length of a query."""
+    text = "".join([*before, "?", *after])
+    query = r"(https?://[^\s?#]*)\?(?!\.\.\.)[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))"
+    without_users = re.sub(r"(?<=://)[^\s/?#]*@", "", text)
+
+    assert hide_secrets(text) == (re.sub(query, r"\1?...", without_users) if "://" in text else text)
+
+
+@given(password=st.text("aZ9@:!$%&*+,;=-._~", min_size=1), query=st.text("aZ9&=%/@:+,.-_~", min_size=4))
+def test_neither_a_password_nor_a_query_is_shown(password, query):
+    shown = hide_secrets(f"https://me:<{password}>@host/a.tar?<{query}>: is missing; look")
+
+    assert shown.startswith("https://host/a.tar?...")
+    assert "<" not in shown
+    assert shown.endswith("look")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text", ["https://h/?" + ",;:." * 10**6, "http://" * 10**6, "https://h/?" * 10**6, "s3://@" * 10**6]
+)
+def test_long_texts_are_hidden_at_once(text):
+    assert len(hide_secrets(text)) <= len(text) + 10

@@ -27,6 +27,7 @@ _AGAIN_CODES = frozenset(
         *["BadDigest", "XAmzContentSHA256Mismatch"],  # what was sent came damaged
     }
 )
+_LONGEST_RETRY_AFTER = 1 << 31  # seconds, that a float can hold
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -175,12 +176,13 @@ def _number(text: str | None) -> int | None:
 
 
 def asked_pause(text: str | None) -> float | None:
-    """Return the seconds that a Retry-After asks for."""
+    """Return the seconds that a Retry-After asks for; None if it asks for none, or for what nobody understands."""
     if text is None:
         return None
-    if text.strip().isdigit():
-        return float(text)
+    seconds = _number(text.strip())
+    if seconds is not None:
+        return float(min(seconds, _LONGEST_RETRY_AFTER))
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):
         return None

@@ -65,7 +65,8 @@ class Attempts:
         Args:
             doing: What cannot be done, as the message says it.
             problem: Why.
-            pause: How long to wait, if the server says it.
+            pause: How long the server asks to wait. The own pause is never shortened by it, so that a server that asks
+                for 0 s, or whose clock is behind, does not get all requests at once.
             is_final: Whether another try would not help.
 
         Raises:
@@ -75,9 +76,8 @@ class Attempts:
         self.failures += 1
         if is_final or self._tries >= MAX_TRIES or self.seconds_left <= 0:
             self._give_up(doing, problem)
-        if pause is None:
-            pause = random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._tries - 1)))  # noqa: S311
-        pause = max(0.0, min(pause, _LONGEST_ASKED_PAUSE, self.seconds_left))
+        own = random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._tries - 1)))  # noqa: S311
+        pause = max(0.0, min(max(pause or 0.0, own), _LONGEST_ASKED_PAUSE, self.seconds_left))
         _logger.info("%s %s: %s; trying again in %.1f s", hide_secrets(self._url), doing, problem, pause)
         _sleep(pause)
 
