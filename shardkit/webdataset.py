@@ -105,8 +105,8 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
     and the other stages, ``with_epoch``, ``repeat``, ``WebLoader``. Shards are always divided among ranks and workers.
     Every iteration is the next epoch; ``with_epoch(n)`` and ``repeat()`` too begin a new one when they begin again.
 
-    The stage ``.decode()`` stays webdataset's: it unpickles the fields ``pyd pickle pkl pth`` of whoever wrote
-    the shards, which can run anything. ``ShardStream`` decodes without. Its samples lack only ``__local_path__``.
+    The stage ``.decode()`` stays webdataset's: it unpickles the fields ``pyd pickle pkl pth``, and a
+    pickle can run any program. ``ShardStream`` never unpickles. Its samples lack only ``__local_path__``.
 
     Args:
         urls: As for ``ShardStream``, and also joined by ``::``. In text, ``${NAME}`` is the environment variable

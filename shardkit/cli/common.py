@@ -47,7 +47,7 @@ def command(app: typer.Typer) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def _run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return function(*args, **kwargs)
-            except BrokenPipeError:  # as in `shardkit ls ... | head`: who reads has enough
+            except BrokenPipeError:  # as in `shardkit ls ... | head`: the reader has closed the pipe
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
             except (ShardkitError, OSError) as error:

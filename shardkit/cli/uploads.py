@@ -44,7 +44,7 @@ def abort(
 ) -> None:
     """Delete the parts of uploads that were begun and never ended.
 
-    Objects are not touched. Who is sending one of them gets an error.
+    Objects are not touched. An upload that is still running fails.
 
     Example: shardkit uploads abort s3://bucket/train
     """

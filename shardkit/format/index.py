@@ -69,7 +69,8 @@ class BlockTable:
         crc32: Of the uncompressed bytes: int64, (blocks,).
         stored_offset: Of the block's bytes in the shard file: int64, (blocks,). Empty if blocks cannot be read on
             their own.
-        stored_size: In bytes, as stored: int64, (blocks,). Empty likewise.
+        stored_size: In bytes, as stored: int64, (blocks,). Empty if blocks cannot be read
+            on their own.
     """
 
     offset: npt.NDArray[np.int64]

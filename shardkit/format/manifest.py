@@ -4,11 +4,11 @@
 ``nsamples`` and ``filesize``), so that wids opens it as it is. While a dataset is being written, ``unfinished.json``
 stands in its place.
 
-In format 2 it begins with a CRC-32 of itself, and has size, SHA-256 and the footer's CRC-32 of every index and side
-file, so that whatever is read of a dataset is compared before it is parsed. Those files lie in ``__index__/``, which
-other readers of such a folder pass over, and their names have a hash of what is in them, so that a new one never
-disturbs who reads the old one. Format 1, in which the indexes lie beside the shards and nothing has such checksums, is
-read as well; it is not written any more.
+In format 2 it begins with a CRC-32 of itself, and holds the size, the SHA-256 and the footer's CRC-32 of every index
+and side file. So everything that is read of a dataset is compared with a checksum before it is parsed. Those files lie
+in ``__index__/``, which other programs skip when they look for shards. Their names contain a hash of their content, so
+a new file never replaces one that is being read. Format 1 has its indexes beside the shards and no such checksums; it
+can still be read, but is no longer written.
 """
 
 import contextlib

@@ -111,7 +111,7 @@ class ShardLoader:
             error. Errors of a transform are never skipped.
         max_skipped: How many samples of an epoch this rank may skip.
         rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
-        world_size: The number of ranks, likewise.
+        world_size: The number of ranks, found in the same way.
 
     Attributes:
         dataset: The dataset.
@@ -121,8 +121,8 @@ class ShardLoader:
         ArgumentError: An argument is out of range, or ``memory`` is too small for the blocks that the order holds open;
             or while iterating, there are fewer samples than ranks.
         ShardError: While iterating, a shard is damaged; raised in place of the batch with that sample.
-        CodecError: While iterating, a field cannot be decoded; likewise.
-        SampleError: While iterating, a sample lacks a field; likewise.
+        CodecError: While iterating, a field cannot be decoded; raised in the same place.
+        SampleError: While iterating, a sample lacks a field; raised in the same place.
         StateError: While iterating, fewer samples than ranks remain of the epoch of a loaded state.
         TooManySkippedError: While iterating, more than ``max_skipped`` was skipped, or all of the first batch.
         WorkerError: While iterating, a worker process died.

@@ -32,7 +32,7 @@ class ShardSampler(Sampler[list[int]]):
         lanes: How many places of the dataset a batch draws from; by default as for ``ShardLoader``.
         drop_last: Leave out the last batch if it is not full.
         rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
-        world_size: The number of ranks, likewise.
+        world_size: The number of ranks, found in the same way.
 
     Raises:
         ArgumentError: An argument is out of range; or while iterating, there are fewer samples than ranks.

@@ -120,8 +120,8 @@ def write_segment(storage: Storage, url: str, samples: Iterable[EncodedSample], 
     """Write one segment; it has its name only when it is complete.
 
     Raises:
-        SampleError: A sample is larger than a shard. There is no segment then.
-        OSError: It could not be written. Likewise.
+        SampleError: A sample is larger than a shard. No segment is left.
+        OSError: It could not be written. No segment is left.
     """
     rows = bytearray()
     fields: set[str] = set()
@@ -196,7 +196,7 @@ class SortTask:
     rows: Table  # of its samples, in that order
 
     def run(self, stop: StopSign) -> int:
-        """Write it, likewise; return its number."""
+        """Write it and return its number. Raises Cancelled soon after ``stop`` is set; nothing is left then."""
         raw = _tar_url(self.url, is_sorted=False)
         columns = (self.rows["offset"], _sizes(self.rows), self.rows["crc32"])
         with (
@@ -371,10 +371,10 @@ def _read(storage: Storage, url: str, offset: int, size: int) -> bytes:
 
 
 def _checked(record: bytes, storage: Storage, url: str, offset: int, size: int, crc: int) -> bytes:
-    """Return a sample's bytes; what came wrong of them is read again.
+    """Return a sample's bytes if they match their CRC-32; otherwise read them again.
 
     Raises:
-        SourceError: They are not what was written.
+        SourceError: They are not the bytes that were written.
     """
     if len(record) == size and crc32(record) == crc:
         return record

@@ -115,10 +115,10 @@ def publish_dataset(
 class ShardWriter:
     """Writes samples to shards, one after the other and in the order given; a context manager.
 
-    The dataset exists when the context ends without an exception. If it ends with one, the complete shards stay, the
-    open one is removed, there is no manifest, and whoever opens the folder is told that it is unfinished; then, and
-    after a kill, a writer with ``resume=True`` goes on behind the last complete shard, or ``index_shards`` makes a
-    dataset of the complete ones. To shuffle, to level the shards' sizes, and to split, use ``pack``.
+    The dataset exists once the context ends without an exception. If it ends with one, the complete shards stay, the
+    open one is removed, no manifest is written, and opening the folder raises UnfinishedDatasetError. After that, or
+    after a kill, a writer with ``resume=True`` continues after the last complete shard, or ``index_shards`` makes a
+    dataset of the complete shards. To shuffle, to level the shards' sizes, or to split, use ``pack``.
 
     Args:
         destination: The dataset's folder; its name is the first part of the shards' names.
@@ -208,7 +208,7 @@ class ShardWriter:
 
         Raises:
             ArgumentError: They are not shards that this writer could have written. Nothing was changed.
-            DatasetError: A shard before others is missing. Likewise.
+            DatasetError: A shard is missing and later ones are there. Nothing was changed.
         """
         names, indexes = set(self._storage.list(self._folder)), list_indexes(self._storage, self._folder)
         keep: set[str] = set()
@@ -274,7 +274,8 @@ class ShardWriter:
         Raises:
             SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
                 larger than a shard may be. It was not written; the writer can go on.
-            CodecError: A value cannot be encoded, or a column cannot be computed. Likewise.
+            CodecError: A value cannot be encoded, or a column cannot be computed. It was not written; the writer can go
+                on.
             StorageError: The shard could not be written. The dataset will not be finished; nor after any other error.
             DatasetError: The writer is closed, or failed before.
         """
@@ -342,7 +343,7 @@ class ShardWriter:
 
         Raises:
             SampleError: A key occurs twice in the dataset, which is not published then.
-            ArgumentError: A column names a field that no sample has. Likewise.
+            ArgumentError: A column names a field that no sample has. The dataset is not published then.
             DatasetError: The writer failed before, and the exception was held back.
         """
         try:

@@ -22,8 +22,8 @@ BlockLayout: TypeAlias = list[tuple[str, dict[str, tuple[int, int]]]]
 class Block:
     """The samples of one block, found when the first of them is asked for. Threads may share it, and it can be pickled.
 
-    Its bytes are what was indexed: whoever reads them has compared their checksum. Still their headers are checked
-    strictly: bytes that are not exactly a block with this number of samples are an error.
+    The caller has already compared the checksum of its bytes with the index. The tar headers are checked strictly all
+    the same: bytes that are not exactly a block with this number of samples are an error.
 
     Args:
         data: The block, uncompressed.

@@ -3,13 +3,13 @@
 ::
 
     FOLDER/shardkit-cache/
-      CACHEDIR.TAG                  marks the folder as a cache of shardkit, and has its size; whoever adds or deletes
-                                    blocks locks it
+      CACHEDIR.TAG                  marks the folder as a cache of shardkit, and holds its size; locked while blocks are
+                                    added or deleted
       3f/3f...-0-1048576.none       a block as it lies in its shard: the shard's SHA-256, offset, size, compression
       .shardkit-0123456789abcdef    a block that is being written; its writer locks it
 
 A process may be killed at any moment: the system releases its locks, and the size in the tag is never less than what is
-on the disk. Blocks are not synced, as readers check them.
+on the disk. Blocks are not synced, because readers check them.
 """
 
 import fcntl

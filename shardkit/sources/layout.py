@@ -182,8 +182,8 @@ def _parallel_by_content(stems: Mapping[str, set[str]], media: Mapping[str, set[
 def check_alike(folder: str, samples: Iterable[tuple[str, Sequence[str]]]) -> None:
     """Check that no file would be a sample of its own among samples that it has nothing in common with.
 
-    Where most samples have an image, one without an image is a table of labels or captions, or a file that lost its
-    image; likewise with sound and film.
+    Where most samples have an image, a sample without one is probably a table of labels or captions, or a file whose
+    image was lost. The same holds for sound and film.
 
     Args:
         folder: The folder, for messages.

@@ -43,7 +43,7 @@ class WebSigner:
 
     Attributes:
         username: For basic authentication, unless the URL has one.
-        password: Likewise.
+        password: For basic authentication, unless the URL has one.
         headers: Sent with each request to the host that the user named.
         network: How the servers are reached.
     """

@@ -1,7 +1,8 @@
 """Names that a dataset gives to files: whether they stay below the folder that they are meant for, everywhere.
 
-What is in a dataset may be a stranger's. Whoever makes paths of its keys, fields or URLs asks here before anything is
-written: a name that is refused here could lead out of the folder, or two could be one file, on some file system.
+A dataset may come from a stranger. Code that turns its keys, fields or URLs into paths checks them here before it
+writes anything. A name is refused if, on some file system, it could lead out of the folder or be the same file as
+another one.
 """
 
 import re

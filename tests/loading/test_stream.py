@@ -209,7 +209,7 @@ def test_an_epoch_differs_from_the_last_and_repeats_when_asked_again(shards):
     assert keys(ShardStream(shards, seed=4)) != orders[0]
 
 
-# Of five shards with 5, 3, 4, 6 and 2 samples, seed 3 and epoch 5. Who resumes with another version relies on it.
+# Of five shards with 5, 3, 4, 6 and 2 samples, seed 3 and epoch 5. Runs that resume with another version rely on it.
 GOLDEN_ORDER = "0 18 9 1 2 12 11 3 14 13 5 19 6 10 15 4 16 7 17 8"
 
 

@@ -1,4 +1,4 @@
-"""Packing gives every sample once, the same bytes whoever does it, and goes on after whatever stopped it."""
+"""Packing writes every sample once and the same bytes with any workers, and resumes after any interruption."""
 
 import errno
 import os
@@ -531,7 +531,7 @@ def test_an_error_in_a_process_comes_through_and_nothing_incomplete_stays(tmp_pa
 
 
 def check_what_stands(folder):
-    """Every shard with its final name is whole, and whoever opens the folder is told what it is."""
+    """Every shard with its final name is whole, and opening the folder says that it is unfinished."""
     for shard in folder.glob("*.tar*"):
         assert sum(1 for _ in read_shard(ShardLocation(str(shard)))) > 0
     if not (folder / MARKED).exists():

@@ -79,7 +79,7 @@ def test_what_is_written_is_read_back_in_order_and_once(tmp_path_factory, datase
 
 
 def test_a_small_shard_has_exactly_the_golden_bytes(tmp_path):
-    """Whoever changes them changes every shard that is packed from now on."""
+    """A change to these bytes changes every shard that is packed from now on."""
     write(tmp_path / "a", [{KEY: "0001", "txt": "hello"}])
 
     assert (tmp_path / "a/a-000000.tar").read_bytes() == GOLDEN

@@ -1,7 +1,7 @@
 """What earlier versions wrote is read as they read it: bytes, values, orders, states. It is never written anew.
 
 ``scripts/create_golden.py`` says how the data came to be. A test that fails here is a format, an order or a state that
-was changed: what people have packed, and the runs that they want to resume, would break likewise.
+was changed: what people have packed, and the runs that they want to resume, would break too.
 """
 
 import importlib.util

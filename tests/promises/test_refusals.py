@@ -123,7 +123,7 @@ FAULTS = [miss, make_fifo, make_socket, make_device, make_folder, make_loop, dan
 TARGETS = {"manifest": "manifest.json", "shard": "*-000001.tar", "index": "*-000001*.parquet"}
 
 
-# Who reads it. Each returns something that is equal if what was read is right.
+# The readers. Each returns a value that equals the expected one if everything was read correctly.
 
 
 def plain(sample):

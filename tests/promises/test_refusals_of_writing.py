@@ -47,7 +47,7 @@ def given(tmp_path_factory):
     return Given(folder, files, SAMPLES)
 
 
-# Who writes. Each is called with what it writes, and where to.
+# The writers. Each is called with what it writes and where to.
 
 
 def by_pack(given, out):

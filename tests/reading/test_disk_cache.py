@@ -1,4 +1,4 @@
-"""What is read through a cache is what is read without; and the cache keeps within its bound, whoever is killed."""
+"""Reading through a cache gives the same bytes as reading without one, and no kill makes the cache exceed its limit."""
 
 import ctypes
 import errno

@@ -247,7 +247,7 @@ def test_an_index_is_asked_for_once_however_many_want_it(web, proxy):
 def test_an_index_is_not_asked_for_again_by_who_comes_late(web, proxy, monkeypatch, columns):
     faulty, do = proxy(web.url), SharedWork.do
     dataset = ShardDataset(f"{faulty.url}/wide", fields=("txt",), columns=columns)
-    # Who saw that there is no index, and then had to wait for the processor until another had read it and was done.
+    # A thread finds no index, is then held up until another thread has read the index, and must not read it again.
     monkeypatch.setattr(SharedWork, "do", lambda self, key, work: [do(self, key, work) for _ in range(2)][1])
     block = dataset.read_block(0, 0)
 

@@ -91,7 +91,7 @@ def read_through_a_restart(server, held, tries, read, *arguments):
     reader = threading.Thread(target=lambda: found.extend(read(*arguments)))
     reader.start()
     held.wait()
-    tries.append(is_up.wait)  # whoever fails meanwhile tries again as soon as it is there again
+    tries.append(is_up.wait)  # a request that fails while the server is down is tried again as soon as it is up
     server.kill()
     server.start()
     is_up.set()

@@ -61,7 +61,7 @@ def open_passes(job: Job) -> Passes:
 
         def forward() -> Iterator[Batch]:
             body = connection.ask()
-            piece = memoryview(bytearray(PIECE))  # the same for all: whoever wants to keep one copies it
+            piece = memoryview(bytearray(PIECE))  # one buffer for all pieces; a caller that keeps a piece copies it
             for _ in range(0, size, PIECE):
                 connection.fill(piece, body)
                 body = b""

@@ -40,7 +40,7 @@ class Caller:
     """Has S3 do things.
 
     Args:
-        options: Who asks, and which server.
+        options: The credentials and the server.
     """
 
     def __init__(self, options: S3Options) -> None:

@@ -1,4 +1,4 @@
-"""Who asks an S3 server: options, profiles and environment -> signed requests and a client.
+"""Credentials and endpoints for S3: options, profiles and environment -> signed requests and a client.
 
 Credentials, regions and endpoints are resolved by botocore, as for every other AWS tool. A process has one session for
 the same options; a forked or spawned one makes its own.
