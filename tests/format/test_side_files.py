@@ -231,33 +231,39 @@ def test_a_version_of_a_dataset_stays_beside_its_successor(dataset, tmp_path):
     assert names_in(tmp_path).count("__index__/manifest-*.json") == 2
 
 
-def test_the_manifest_is_written_last(tmp_path, monkeypatch):
-    written = []
-    create = LocalStorage.create
-    monkeypatch.setattr(
-        LocalStorage,
-        "create",
-        lambda self, url, **kw: written.append(url.rpartition("/")[2]) or create(self, url, **kw),
-    )
+@pytest.fixture
+def record_calls(monkeypatch):
+    """Return a function that makes a method of the storage record the name of each file, and the other arguments."""
+
+    def record(method):
+        calls, original = [], getattr(LocalStorage, method)
+
+        def call(self, url, *arguments, **options):
+            calls.append((url.rpartition("/")[2], *arguments))
+            return original(self, url, *arguments, **options)
+
+        monkeypatch.setattr(LocalStorage, method, call)
+        return calls
+
+    return record
+
+
+def test_the_manifest_is_written_last(tmp_path, record_calls):
+    created = record_calls("create")
     write(tmp_path, [([], [{"label": 1}])])
+    written = [name for (name,) in created]
 
     assert written[-1] == "manifest.json"
     assert written[0].endswith(".parquet")
     assert len(set(written)) == len(written)
 
 
-def test_publishing_reads_nothing_of_an_index_twice(tmp_path, monkeypatch):
-    read = []
-    read_range = LocalStorage.read_range
-    monkeypatch.setattr(
-        LocalStorage,
-        "read_range",
-        lambda self, url, offset, size, **kw: read.append((url, offset)) or read_range(self, url, offset, size, **kw),
-    )
+def test_publishing_reads_nothing_of_an_index_twice(tmp_path, record_calls):
+    read = record_calls("read_range")
     shards = [([], [{"label": i, "name": "x" * i} for i in range(9)]) for _ in range(3)]
     manifest = write(tmp_path, shards)
 
-    assert {url.rpartition("/")[2] for url, _ in read} == {s.index_url.rpartition("/")[2] for s in manifest.shards}
+    assert {name for name, _, _ in read} == {s.index_url.rpartition("/")[2] for s in manifest.shards}
     assert len(set(read)) == len(read)
 
 
