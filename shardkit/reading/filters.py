@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 Where: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]"
 
 _ROW = "__row__"
-_COMPARISONS = {
-    "=": operator.eq,  # as pyarrow has it
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 class Filter:
@@ -211,22 +202,21 @@ def _parse(where: Where, types: "Mapping[str, pa.DataType]") -> "pc.Expression":
 
 
 def _condition(condition: tuple[str, str, Any], types: "Mapping[str, pa.DataType]") -> "pc.Expression":
-    """Return what a condition means."""
+    """Return the expression for one condition."""
     import pyarrow as pa
     from pyarrow.compute import field
+    from pyarrow.parquet import filters_to_expression
 
     name, sign, value = condition
+    if sign not in ("in", "not in"):
+        return filters_to_expression([condition])
+    # pyarrow's own conversion takes a null as "not in" a list, and cannot compare an empty list, which has no type.
+    if isinstance(value, str | bytes):
+        raise ValueError(f"{value!r} is not a list of values")
+    values = value if isinstance(value, pa.Array | pa.ChunkedArray) else list(value)
     column = field(name)
-    if sign in ("in", "not in"):
-        if isinstance(value, str | bytes):
-            raise ValueError(f"{value!r} is no list of values")
-        values = value if isinstance(value, pa.Array | pa.ChunkedArray) else list(value)
-        # An empty list has no type of its own that could be compared with the column's.
-        found = column.isin(values if len(values) else pa.array([], type=types.get(name)))
-        return found if sign == "in" else ~found & column.is_valid()
-    if sign not in _COMPARISONS:
-        raise ValueError(f"{sign!r} is not a valid operator")
-    return _COMPARISONS[sign](column, value)
+    found = column.isin(values if len(values) else pa.array([], type=types.get(name)))
+    return found if sign == "in" else ~found & column.is_valid()
 
 
 def _types(manifest: Manifest, file: ColumnFile | None, indexes: Indexes) -> "dict[str, pa.DataType]":

@@ -60,8 +60,8 @@ def test_nothing_is_in_an_empty_collection_and_all_is_not(column, nothing):
     ("where", "problem"),
     [
         ([("label", "in", 3)], "'int' object is not iterable"),
-        ([("name", "in", "abc")], "'abc' is no list of values"),
-        ([("label", "~", 3)], "'~' is not a valid operator"),
+        ([("name", "in", "abc")], "'abc' is not a list of values"),
+        ([("label", "~", 3)], '"~" is not a valid operator in predicates'),
         ([("label", "==")], "not enough values"),
         ([], "index out of range"),
         ([[]], "index out of range"),
