@@ -69,8 +69,7 @@ class BlockTable:
         crc32: Of the uncompressed bytes: int64, (blocks,).
         stored_offset: Of the block's bytes in the shard file: int64, (blocks,). Empty if blocks cannot be read on
             their own.
-        stored_size: In bytes, as stored: int64, (blocks,). Empty if blocks cannot be read
-            on their own.
+        stored_size: In bytes, as stored: int64, (blocks,). Empty if blocks cannot be read on their own.
     """
 
     offset: npt.NDArray[np.int64]
@@ -81,6 +80,11 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether each block can be read on its own, without the bytes before it."""
+        return len(self.stored_offset) == len(self)
 
     def to_bytes(self) -> bytes:
         """Return its rows: offset, size, CRC-32, stored offset, stored size; 36 bytes each, the lowest byte first.

@@ -152,6 +152,12 @@ class Manifest:
         return digest.hexdigest()
 
     @property
+    def request(self) -> Mapping[str, Any]:
+        """The arguments of the pack that made the dataset; empty if they are not known."""
+        request = self.packed.get("request")
+        return request if isinstance(request, dict) else {}
+
+    @property
     def block_file_url(self) -> str:
         """Where the file of block tables is, relative to the manifest."""
         return f"{INDEX_FOLDER}/blocks.{self.block_file.sha256[:_SHORT_HASH]}.npy" if self.block_file else ""

@@ -277,7 +277,7 @@ def range_reader(storage: Storage, url: str, index: ShardIndex, *, fresh: bool =
 
     def read(offset: int, size: int) -> bytes:
         nonlocal cached
-        if not 0 <= offset <= offset + size <= facts.tar_size or len(blocks.stored_offset) != len(blocks):
+        if not 0 <= offset <= offset + size <= facts.tar_size or not blocks.is_readable:
             raise ShardError(f"shard {url}: bytes {offset:,} to {offset + size:,} cannot be read on their own", url=url)
         if facts.compression == "none":
             return storage.read_range(url, offset, size, fresh=fresh)

@@ -103,7 +103,7 @@ class _Shard:
     def field_values(self, field: str) -> Iterator[bytes]:
         """Yield the bytes of one field of all samples that have it; with an index nothing else is read."""
         index = self.index
-        if index is None or not _reads_blocks(index):
+        if index is None or not index.blocks.is_readable:
             yield from (data for _, _, data in self.read(field) if data is not None)
         elif field in index.facts.fields:
             read = range_reader(self.storage, self.location.url, index)
@@ -133,7 +133,7 @@ class _Shard:
             return True, None
 
         def read(*, fresh: bool) -> bytes:
-            if not _reads_blocks(index):
+            if not index.blocks.is_readable:
                 data = next(data for found, _, data in self.read(field, key) if found == key) or b""
             else:
                 data = range_reader(self.storage, self.location.url, index, fresh=fresh)(offset, size)
@@ -149,11 +149,6 @@ class _Shard:
             return data
 
         return True, read_right(self.location.url, read)
-
-
-def _reads_blocks(index: ShardIndex) -> bool:
-    """Return whether blocks of a shard can be read without what is before them."""
-    return len(index.blocks) == len(index.blocks.stored_offset)
 
 
 def _open(
@@ -384,8 +379,7 @@ def _manifest_sizes(manifest: Manifest, storage_options: Mapping[str, object] | 
 
 def _label_files(manifest: Manifest | None) -> bool:
     """Return whether the labels of a dataset were files, as far as its manifest says."""
-    request = manifest.packed.get("request") if manifest else None
-    source = request.get("source") if isinstance(request, dict) else None
+    source = manifest.request.get("source") if manifest else None
     return source == "FileFolder" or (source != "ImageFolder" and not (manifest and manifest.classes))
 
 

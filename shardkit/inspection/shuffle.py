@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -285,8 +285,7 @@ def shuffle_report(
     of_plan, of_buffer, of_uniform = (
         measure(course, layout, batch_size * world_size, n) for course, n in zip(courses, held, strict=True)
     )
-    request = manifest.packed.get("request")
-    seed_of_pack: Any = request.get("seed", "") if isinstance(request, dict) else ""  # None if the order was kept
+    seed_of_pack = manifest.request.get("seed", "")  # None if the order was kept
     return ShuffleReport(
         url=hide_secrets(manifest.url),
         num_samples=layout.num_samples,

@@ -172,9 +172,8 @@ class RowProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
-        self._idle: SimpleQueue[_Process | None] = (
-            SimpleQueue()
-        )  # None wakes a thread that waits, so that it looks again
+        # None wakes a thread that waits, so that it looks again.
+        self._idle: SimpleQueue[_Process | None] = SimpleQueue()
         weakref.finalize(self, _close_all, self._processes)
 
     def __call__(self, raws: Sequence[RawRow], slab: Slab | None = None, start: int = 0) -> list[Row]:

@@ -167,7 +167,7 @@ class Indexes:
     def _check_table(self, shard: int, table: BlockTable, index_url: str) -> None:
         """Check that blocks lie within their shard, before memory is taken for their sizes."""
         entry, url = self._manifest.shards[shard], self.url(shard)
-        if len(table.stored_offset) != len(table):
+        if not table.is_readable:
             raise cannot_read_blocks(self._manifest.url, url, entry.compression)
         sizes = {
             len(array) for array in (table.offset, table.size, table.crc32, table.stored_offset, table.stored_size)

@@ -308,7 +308,7 @@ def test_a_pause_that_the_server_asks_for_is_made_up_to_a_minute(serve, pauses, 
 
 @pytest.mark.parametrize("asked", ["0", "Sat, 21 Nov 2000 08:00:00 GMT", "soon"])
 def test_our_own_pause_is_made_if_the_server_asks_for_none(serve, pauses, monkeypatch, asked):
-    monkeypatch.setattr(attempts.random, "uniform", lambda shortest, longest: longest)
+    monkeypatch.setattr(attempts.random, "uniform", lambda _, longest: longest)
     server = serve(answer(503, retry_after=asked), well)
     read(server)
 
