@@ -1,6 +1,6 @@
 """Shards -> samples: forward, by block, by number.
 
-The modules, in the order of a sample's way::
+The modules, in the order in which a sample passes through them::
 
     missing             whether all shards and indexes are there
     forward             shards -> samples
@@ -10,8 +10,8 @@ The modules, in the order of a sample's way::
     extents             which byte ranges of a block to fetch if only some of its fields are wanted
     page_cache          blocks in the page cache of the system, read sample by sample
     access              single blocks and samples of shards
-    memory              memory for blocks and batches, which is used again
-    lru                 the values used last, kept within a memory bound
+    memory              memory for blocks and batches, which is reused
+    lru                 the most recently used values, kept within a memory bound
     disk_cache          blocks kept on this machine's disk
     disk_cache_folder   the folder of a disk cache: its files, its owner, its lock
     filters             a condition, numbers or a mask -> the samples they select

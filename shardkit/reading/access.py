@@ -1,7 +1,7 @@
-"""Single blocks and samples of shards: found by the shard's index, and compared with it.
+"""Single blocks and samples of shards, located by the shard's index and compared with it.
 
-If only some fields of a block are wanted, only these are fetched, where that saves more than the further requests cost.
-Threads and forked processes may share what is here. A pickle of it has none of the cached data.
+If only some fields of a block are wanted, only these are fetched, provided that this saves more than the additional
+requests cost. Threads and forked processes may share these objects. Pickling drops the cached data.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +26,14 @@ from shardkit.storage.base import is_remote, read_right
 from shardkit.storage.registry import storage_for
 
 FRAME_BYTES = 32_000_000
-"""The most bytes of whole blocks that are kept for ``dataset[i]``: samples that are asked for often share a block."""
+"""The most bytes of whole blocks that are kept for ``dataset[i]``: the requested samples often share a block."""
 
-_FILES = 128  # kept open at most; to open one again takes three microseconds
+_FILES = 128  # kept open at most; reopening one takes three microseconds
 _LARGE_BYTES = 8000  # a field's average size from which it is cheaper to read each sample than to copy its whole block
 
 
 class ShardAccess:
-    """Reads any block and any sample of a dataset. What does not match the index is an error.
+    """Reads any block and any sample of a dataset. Data that does not match the index is an error.
 
     Args:
         manifest: The dataset.
@@ -71,7 +71,7 @@ class ShardAccess:
         Args:
             shard: Its shard's number.
             number: Its number in the shard.
-            buffers: Gives the memory that it is read into, if it is not compressed; by default new memory.
+            buffers: Provides the memory for a block that is not compressed; by default, new memory is allocated.
 
         Raises:
             ArgumentError: The shard has no such block.
@@ -99,9 +99,9 @@ class ShardAccess:
         )
 
     def open_block(self, shard: int, number: int, buffers: Buffers) -> Block | ResidentBlock:
-        """Return a block to take samples from: only opened if its samples are large and in the page cache, else read.
+        """Return a block to take samples from: only opened if its samples are large and in the page cache, otherwise read.
 
-        Args and errors as for ``read_block``.
+        The arguments and errors are those of ``read_block``.
         """
         rows = self._rows_of(shard, number)
         if not self._has_large_samples(shard):
@@ -168,7 +168,7 @@ class ShardAccess:
     def _read_members(
         self, shard: int, number: int, members: Sequence[FieldPlace], *, gap: int, buffers: Buffers | None = None
     ) -> tuple[memoryview, list[int]]:
-        """Return bytes with some members of a block, each compared with its checksum, and where each member begins."""
+        """Return bytes that contain some checked members of a block, and where each member begins."""
         self._check_places(shard, number, ((m.key, m.offset, m.size) for m in members))
         url = self.indexes.url(shard)
         begins = np.array([member.offset for member in members], dtype=np.int64)
@@ -233,7 +233,7 @@ class ShardAccess:
     def read_sample(self, shard: int, row: int, selection: FieldSelection) -> Sample:
         """Read one sample: the bytes of the selected fields, under their own names.
 
-        Of a compressed shard, or with a cache, the whole block is read, and kept for later samples.
+        If the shard is compressed or there is a cache, the whole block is read and kept for later samples.
 
         Raises:
             ShardError: A field is damaged, or the shard was cut or replaced.

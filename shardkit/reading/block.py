@@ -10,7 +10,7 @@ from shardkit.format.tar_header import BLOCK_BYTES, COMMON_FIELDS, END_OF_ARCHIV
 from shardkit.sample import COLUMNS, KEY, RESERVED, URL, FieldSelection, Sample, split_new_name
 
 # For each sample its key, and where the data of each field begins and ends, both in one number: Python's garbage
-# collector skips dicts of numbers. Tuples for all blocks in memory would cost it as much time as reading.
+# collector skips dicts of numbers. With tuples for all blocks in memory, it would take as long as reading.
 _Layout: TypeAlias = list[tuple[str, dict[str, int]]]
 _END_BITS = 48
 _END = (1 << _END_BITS) - 1
@@ -22,8 +22,8 @@ BlockLayout: TypeAlias = list[tuple[str, dict[str, tuple[int, int]]]]
 class Block:
     """The samples of one block, found when the first of them is asked for. Threads may share it, and it can be pickled.
 
-    The caller has already compared the checksum of its bytes with the index. The tar headers are checked strictly all
-    the same: bytes that are not exactly a block with this number of samples are an error.
+    The caller has already compared the checksum of its bytes with the index. The tar headers are nevertheless
+    checked strictly: bytes that are not exactly a block with this number of samples are an error.
 
     Args:
         data: The block, uncompressed.
@@ -32,7 +32,7 @@ class Block:
         number: Its number in the shard.
         offset: Where it begins in the uncompressed shard, in bytes.
         samples: How many samples it has.
-        columns: Values of index columns that go into the samples: for each name a list, one value a sample.
+        columns: Values of index columns that go into the samples: for each name, a list with one value per sample.
         layout: Where in the data the fields are, if the data is only a part of the block.
 
     Example:
@@ -72,7 +72,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the block has."""
+        """The size of the block in bytes."""
         return len(self.data)
 
     def __len__(self) -> int:
@@ -98,15 +98,15 @@ class Block:
         """Return one sample: ``__key__``, ``__url__``, and its fields as views of the block's bytes.
 
         Index columns, if there are any, are together in ``__columns__``, because one may have the name of a field;
-        ``decode_fields`` takes them out. Nothing is copied. A view keeps the whole block in memory: ``bytes(view)`` is
-        a copy of its own.
+        ``decode_fields`` takes them out. Nothing is copied. A view keeps the whole block in memory: ``bytes(view)`` makes
+        an independent copy.
 
         Args:
             row: Its number in the block, from 0.
             selection: Which fields are wanted, by default all. Fields are not renamed, and a missing one is no error.
 
         Raises:
-            ShardError: The block is no valid part of a tar, or does not have the samples that its index says.
+            ShardError: The block is not a valid part of a tar, or does not have the samples that its index lists.
         """
         key, fields = (self._layout or self._walk())[row]
         view = memoryview(self.data)
@@ -119,7 +119,7 @@ class Block:
         return sample
 
     def _walk(self) -> _Layout:
-        """Find the samples. Threads that do so at the same time find the same; the last result is kept."""
+        """Find the samples. Concurrent threads find the same samples; the last result is kept."""
         layout = self._walk_plain() or self._walk_strictly()
         end = next(reversed(layout[-1][1].values())) & _END if layout else 0
         end += padding(end)
@@ -140,7 +140,7 @@ class Block:
         layout: _Layout = []
         fields: dict[str, int] = {}
         current = None
-        known: dict[str, str] = {}  # fields by what follows the key: the same for most samples
+        known: dict[str, str] = {}  # field names by the text after the key, which is the same for most samples
         at, last_header = 0, len(data) - BLOCK_BYTES
         while at <= last_header:
             digits, terminator, stored, kind, prefix = common_fields(data, at)
@@ -180,7 +180,7 @@ class Block:
         return layout if at == len(data) else None
 
     def _walk_strictly(self) -> _Layout:
-        """Find the samples of any block, with the code that says what is wrong with it."""
+        """Find the samples of any block, with the code that reports what is wrong."""
         stream = _BlockStream(self.data, f"{self.url}, block {self.number:,} at byte {self.offset:,}")
         try:
             return [
@@ -212,4 +212,4 @@ class _BlockStream:
         self._at += n
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""

@@ -16,9 +16,9 @@ from shardkit.storage.registry import storage_for
 def with_class_lists(
     locations: Sequence[ShardLocation], storage_options: Mapping[str, object] | None
 ) -> list[ShardLocation]:
-    """Return shards with the class lists of their datasets, also shards that were named one by one.
+    """Return shards with the class lists of their datasets, even if the shards were named one by one.
 
-    A shard belongs to the dataset of the manifest in its folder, if that lists it.
+    A shard belongs to the dataset of the manifest in its folder, if the manifest lists it.
     """
     folders = dict.fromkeys(split_url(at.url)[0] for at in locations if at.shard is None and at.url != STDIN)
     manifests = {folder: _manifest_in(folder, storage_options) for folder in folders}
@@ -37,12 +37,12 @@ def with_class_lists(
 def _manifest_in(folder: str, storage_options: Mapping[str, object] | None) -> Manifest | None:
     try:
         return load_manifest(storage_for(folder, storage_options), folder, MANIFEST_NAME, allow_any_url=True)
-    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # none, or another program's
+    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # there is none, or another program wrote it
         return None
 
 
 def labelled_part(location: ShardLocation, selection: FieldSelection, others: Collection[str] = ()) -> LabelledPart:
-    """Return the classes of a shard's dataset, and whether fields with class numbers may be read of it.
+    """Return the classes of a shard's dataset, and whether fields with class numbers may be read from it.
 
     Args:
         location: The shard.
@@ -50,7 +50,7 @@ def labelled_part(location: ShardLocation, selection: FieldSelection, others: Co
         others: Fields that hold classes too, whatever their names say.
     """
     fields = location.fields
-    if fields is None:  # before it is read, it may have any
+    if fields is None:  # unknown until the shard is read
         fields = tuple(field for wanted in selection.wanted.values() for field in wanted) or ("cls",)
     labelled = any((holds_classes(field) or field in others) and selection.wants(field) for field in fields)
     where = location.url if location.fields is None else split_url(location.url)[0]
@@ -60,7 +60,7 @@ def labelled_part(location: ShardLocation, selection: FieldSelection, others: Co
 def join_class_lists(
     locations: Sequence[ShardLocation], selection: FieldSelection, others: Collection[str] = ()
 ) -> tuple[tuple[str, ...], dict[tuple[str, ...], ClassMap]]:
-    """Return one class list for shards of several datasets, and for each dataset's list the map of its numbers.
+    """Return one class list for shards of several datasets, and for each dataset's list a map of its numbers.
 
     Datasets whose numbers do not change have no map.
 

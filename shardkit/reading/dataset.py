@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     _TorchDataset = Dataset[Any]
 else:
-    _TorchDataset = object  # a DataLoader asks for no more, and torch takes two seconds to import
+    _TorchDataset = object  # a DataLoader needs nothing more, and torch takes two seconds to import
 
 
 class Places(NamedTuple):
-    """Where samples lie; an element a sample.
+    """Where samples lie, with one element per sample.
 
     Attributes:
         shard: The number of the shard in the manifest: int64.
@@ -50,44 +50,44 @@ class Places(NamedTuple):
 
 
 class ShardDataset(_TorchDataset):
-    """Read any sample of a dataset by its number, like an item of a list. Each is compared with its index.
+    """Read any sample of a dataset by its number, like an item of a list. Each sample is compared with its index.
 
-    ``dataset[i]`` reads only the bytes of the fields asked for, and returns the same sample every time; of a zst shard
-    it reads the whole block. Only the manifest, and with ``where`` the indexes, are read before they are needed. It may
-    be shared by threads, and be sent to DataLoader workers by fork and by spawn.
+    ``dataset[i]`` reads only the bytes of the fields asked for, and returns the same sample every time; from a zst
+    shard it reads the whole block. Only the manifest, and with ``where`` the indexes, are read before they are needed.
+    Threads may share the dataset, and it can be sent to DataLoader workers by fork and by spawn.
 
-    Train with a ``ShardLoader``: it reads whole blocks, in an order that mixes them. Where most of a block is not in
-    ``fields``, it reads only the fields, if that saves more than the further requests cost.
+    Train with a ``ShardLoader``: it reads whole blocks, in an order that mixes them. If ``fields`` leaves out most
+    of a block, it reads only those fields, provided that this saves more than the additional requests cost.
 
     Args:
         url: The dataset's folder, or its ``manifest.json``. Shards that are gz, or zst without frames of blocks, are
             refused.
-        digest: The ``digest`` of the dataset's manifest, in hexadecimal: another dataset than the one that was
-            reviewed is refused. If a newer one has taken its place and its manifest is kept, it is opened.
+        digest: The ``digest`` of the dataset's manifest, in hexadecimal: a dataset other than the one that was
+            reviewed is refused. If a newer one has replaced it but its manifest is kept, the reviewed one is opened.
         fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
-            new names, alternatives, and ``?`` for None where there is none. An image may say how it is decoded:
-            ``"seg.png:unchanged"`` for what is stored (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
+            new names, alternatives, and ``?`` for None where the field is missing. A name may say how an image is
+            decoded: ``"seg.png:unchanged"`` for the stored values (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
             ``:rgb``, the default.
-        decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
-        where: Take only samples whose index columns satisfy it: ``[("label", "==", 3), ("width", ">=", 224)]`` for all
-            of some conditions, a list of such lists for one of them, or an expression of ``pyarrow.compute``. It may
-            be about promoted columns, ``__key__``, and ``<field>:size``, a field's size in bytes; a condition on what
-            is null selects nothing. It is evaluated when the dataset is opened: promoted columns are read from one
+        decode: True to decode fields by their names, False for bytes, or a ``Decoder`` with other settings.
+        where: Take only samples whose index columns satisfy it: ``[("label", "==", 3), ("width", ">=", 224)]`` for
+            conditions that must all hold, a list of such lists of which at least one must hold, or an expression of
+            ``pyarrow.compute``. It may use promoted columns, ``__key__``, and ``<field>:size``, a field's size in
+            bytes; a condition on a null value selects nothing. It is evaluated when the dataset is opened: promoted columns are read from one
             file for all samples; anything else, and everything in format 1, from every index. It takes 8 bytes of
             memory for each sample that is selected.
-        transform: Called with every decoded sample, and what it returns is the sample; or for single fields a mapping
-            like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
-            of a dict. An image transform decodes the image itself. A parameter named ``rng`` gets an ``Rng``: in
+        transform: Called with every decoded sample, and its return value replaces the sample. Or a mapping like
+            ``{"image": function}`` for single fields, which leaves None unchanged, or for several fields
+            ``{("image", "mask"): function}``, with a function of a dict. An image transform decodes the image itself. A parameter named ``rng`` gets an ``Rng``: in
             ``dataset[i]`` keyed by the sample's key alone, so that it draws the same in every epoch; in a
             ``ShardLoader`` by seed, epoch and position.
         columns: Index columns to put into every sample, under their names. They are read from the indexes.
-        allow_any_url: Let the manifest name shards outside its folder, as ``shardkit index --out`` makes them.
+        allow_any_url: Let the manifest name shards outside its folder, as ``shardkit index --out`` writes them.
         storage_options: Passed to the storage.
         cache: A folder on a fast disk, or in memory. Blocks that are read are kept in its subfolder
             ``shardkit-cache``, for the next epoch and for all processes of this machine that name the same folder.
             ``dataset[i]`` then reads whole blocks, too.
-        cache_bytes: How much the cache may take, in bytes or as text: ``"200GB"``. To make room, it deletes the blocks
-            that were used longest ago, but none that was used since this object was made.
+        cache_bytes: How much space the cache may use, in bytes or as text: ``"200GB"``. To make room, it deletes the blocks
+            that were used longest ago, but never one that was used since this object was created.
 
     Attributes:
         manifest: The dataset's manifest.
@@ -119,7 +119,7 @@ class ShardDataset(_TorchDataset):
         3
     """
 
-    def __init__(  # noqa: PLR0913 - each has a default, and what is read belongs into one call
+    def __init__(  # noqa: PLR0913 - each has a default, and one call says all that is read
         self,
         url: str | PathLike[str],
         *,
@@ -141,7 +141,7 @@ class ShardDataset(_TorchDataset):
         self._check_fields()
         self.columns = self._check_columns(columns)
         self.check_transform(self.transform)
-        self._first = prefix_sums([shard.samples for shard in self.manifest.shards])  # sample of each shard
+        self._first = prefix_sums([shard.samples for shard in self.manifest.shards])  # the first sample of each shard
         self._first_block = prefix_sums([shard.blocks for shard in self.manifest.shards])
         total = sum(shard.tar_size for shard in self.manifest.shards)
         self.block_bytes = total / max(1, int(self._first_block[-1]))
@@ -185,7 +185,7 @@ class ShardDataset(_TorchDataset):
         return names
 
     def _check_shards(self) -> None:
-        """Refuse shards that cannot be read by blocks. Of zst shards only an index says so: the first one's is read."""
+        """Refuse shards that cannot be read by blocks. For zst shards only an index tells, so the first one is read."""
         of_zst, size = None, self.manifest.block_samples
         for number, shard in enumerate(self.manifest.shards):
             if shard.blocks != -(-shard.samples // size):
@@ -218,7 +218,7 @@ class ShardDataset(_TorchDataset):
             self.num_blocks = len(self._runs)
 
     def check_transform(self, transform: Transform) -> None:
-        """Check that a transform's functions are for fields that the dataset gives.
+        """Check that a transform's functions are for fields that the dataset returns.
 
         Nothing is checked where the fields are not known: after a function of whole samples, or without any samples.
 
@@ -251,7 +251,7 @@ class ShardDataset(_TorchDataset):
         return self.manifest.num_samples if self._selected is None else len(self._selected)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_key": None}  # workers can make it again from the indexes
+        return {**self.__dict__, "_by_key": None}  # workers can rebuild it from the indexes
 
     def __repr__(self) -> str:
         url, shards = hide_secrets(self.manifest.url), len(self.manifest.shards)
@@ -280,7 +280,7 @@ class ShardDataset(_TorchDataset):
         return self.load(raw, Rng(derive(hash_key(raw[KEY]))) if self.transform.needs_rng else None)
 
     def __iter__(self) -> Iterator[Any]:
-        # Else Python would ask for numbers until an IndexError, and take one that a transform raises for the end.
+        # Otherwise Python would index until an IndexError, and mistake one that a transform raises for the end.
         for number in range(len(self)):
             yield self[number]
 
@@ -291,7 +291,7 @@ class ShardDataset(_TorchDataset):
         return shard, number - int(self._first[shard])
 
     def load(self, raw: Sample, rng: Rng | None = None) -> Any:
-        """Return the sample that its bytes become: fields picked and decoded, and the dataset's transform applied.
+        """Return the sample that is made from its bytes: fields picked and decoded, and the dataset's transform applied.
 
         Args:
             raw: The bytes of its fields, as a ``Block`` returns them.
@@ -306,7 +306,7 @@ class ShardDataset(_TorchDataset):
         return self.transform(sample, rng) if self.transform else sample
 
     def keys(self) -> list[str]:
-        """Return the keys of all samples, in order. They are read from the indexes: 0.2 s for a million.
+        """Return the keys of all samples, in order. Reading them from the indexes takes 0.2 s for a million.
 
         Raises:
             DatasetError: An index is not usable.
@@ -404,7 +404,7 @@ class ShardDataset(_TorchDataset):
         return Places(shard, block, row)
 
     def read_block(self, shard: int, block: int) -> Block:
-        """Read one block: one range of the shard. Its checksum is compared, and it is decompressed.
+        """Read one block, a single range of the shard, then compare its checksum and decompress it.
 
         If only a small part of a block is in ``fields``, the fields' ranges are read and their checksums compared.
 

@@ -1,19 +1,19 @@
 """Blocks kept on this machine's disk, for the next epoch and for all processes that use the same folder.
 
-- Shared: all ranks, workers and runs of a machine that name the folder share it; it may be in memory, as
-  ``/dev/shm/me``. For a block that is in it, no request is made. Blocks are known by their shard's SHA-256, so a
+- Shared: all ranks, workers and runs of a machine that name the folder share it; it may be in memory,
+  such as ``/dev/shm/me``. A block in the cache needs no request. Blocks are identified by their shard's SHA-256, so a
   dataset that was replaced never gets old blocks, and the same dataset in two places shares them.
 - Checked: every block from the cache is compared with its CRC-32; a damaged one is deleted and fetched again. That does
-  not protect from forgery: use a folder of its own for datasets whose authors you do not trust.
+  not protect against forgery: use a separate folder for datasets whose authors you do not trust.
 - Bounded: all processes together keep within ``cache_bytes`` at every moment. The blocks that were used longest ago are
-  deleted first, but none that was used since the dataset was opened. So where half of a dataset fits, half of every
-  epoch comes from the cache; if the last used blocks were kept, it would be 15 %.
-- Harmless: everything is in a folder ``shardkit-cache`` in the named one, and only blocks are ever deleted there. Any
-  process may be killed at any moment. A disk that is full, or cannot be written to, is no error: that is logged once,
-  and blocks are read from where they come from.
+  deleted first, but none that was used since the dataset was opened. So if half of a dataset fits, half of every
+  epoch comes from the cache; if the most recently used blocks were kept, it would be 15 %.
+- Harmless: everything is in a subfolder ``shardkit-cache`` of the named folder, and only blocks are ever deleted there.
+  Any process may be killed at any moment. A disk that is full, or cannot be written to, is not an error: that is logged
+  once, and blocks are read from their source.
 
-Manifests, indexes and side files are read from their place whenever a dataset is opened. Streams do not read by blocks,
-and have no cache.
+Manifests, indexes and side files are read from their source whenever a dataset is opened. Streams do not read by
+blocks, and have no cache.
 """
 
 import errno
@@ -43,18 +43,18 @@ _warned: set[Path] = set()
 class BlockCache:
     """Keeps blocks on disk, up to ``max_bytes``, for all processes that use the same folder.
 
-    Blocks that were used since this object was made are not deleted. If not all blocks of an epoch fit, the first ones
+    Blocks that were used since this object was created are not deleted. If not all blocks of an epoch fit, the first ones
     stay, and are found again in every epoch. Deleting the least recently used block would always delete the one that
     is needed next.
 
-    Callers check every block that they get, and drop it if it is wrong. A disk that fails is no error: then no blocks
-    are found or kept, with one line in the log.
+    Callers check every block that they get, and drop it if it is wrong. A failing disk is not an error: no blocks
+    are found or kept then, and one line is logged.
 
-    It may be shared by threads, and be sent to other processes by fork and by spawn.
+    Threads may share it, and it can be sent to other processes by fork and by spawn.
 
     Args:
         folder: Where to keep blocks: in a subfolder ``shardkit-cache``. It is made if its parent exists.
-        max_bytes: How many bytes of the disk all blocks may take, with those that are being written.
+        max_bytes: How many bytes of the disk all blocks may take, including those that are being written.
 
     Raises:
         ArgumentError: The folder cannot have a cache.
@@ -82,7 +82,7 @@ class BlockCache:
             self._warn(error)
 
     def get(self, name: str, size: int, out: memoryview | None = None) -> bytes | memoryview | None:
-        """Return a block, as it was put; None if it is not there.
+        """Return a block as it was stored; None if it is not in the cache.
 
         Args:
             name: Its name, from ``block_name``.
@@ -105,7 +105,7 @@ class BlockCache:
                 self.drop(name)
             return None
         now = time.time_ns()
-        with suppress(OSError):  # it was deleted meanwhile, or nothing can be written here
+        with suppress(OSError):  # it has been deleted meanwhile, or the folder is not writable
             os.utime(path, ns=(now, now))
         return data
 
@@ -114,7 +114,7 @@ class BlockCache:
 
         Args:
             name: Its name, from ``block_name``.
-            data: The block as it lies in its shard, checked.
+            data: The block as it is stored in its shard, already checked.
         """
         try:
             self._store(self._folder.path(name), data)
@@ -158,7 +158,7 @@ class BlockCache:
                     temporary.rename(path)
 
     def _remove(self, path: Path, room: int | None = None) -> None:
-        """Delete a file of ours, if it is there, and take ``room`` off the count, by default the file's size."""
+        """Delete a file of ours, if it is there, and subtract ``room`` from the count, by default the file's size."""
         if path.is_file():
             with self._folder.locked() as usage, suppress(FileNotFoundError):
                 status = path.lstat()
@@ -167,7 +167,7 @@ class BlockCache:
                     usage.add(-(room or room_of(status.st_size)))
 
     def _has_room(self, usage: Usage, room: int) -> bool:
-        """Return whether there is room for a block. Old blocks are deleted for it if need be."""
+        """Return whether there is room for a block, after deleting old blocks if necessary."""
         if room > self._max_bytes:
             return False
         if usage.held + room > self._max_bytes:
@@ -183,7 +183,7 @@ class BlockCache:
         return False
 
     def _evict(self, usage: Usage, goal: int) -> None:
-        """Delete blocks until at most ``goal`` bytes are held: the oldest first, none used since this was made."""
+        """Delete blocks until at most ``goal`` bytes are held: the oldest first, none used since this was created."""
         if usage.oldest >= self._opened and time.time_ns() - usage.counted < _RECOUNT:
             return
         for block in self._folder.count(usage):
@@ -194,7 +194,7 @@ class BlockCache:
         usage.save()
 
     def _warn(self, error: Exception) -> None:
-        """Say once what is wrong with the disk."""
+        """Log once what is wrong with the disk."""
         if self._folder.root not in _warned:
             _warned.add(self._folder.root)
             problem = error.strerror if isinstance(error, OSError) else error

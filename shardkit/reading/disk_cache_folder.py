@@ -1,11 +1,11 @@
-"""The folder of a cache of blocks: the files in it, how they are known as ours, and the lock for changing them.
+"""The folder of a cache of blocks: the files in it, how they are recognized as ours, and the lock for changing them.
 
 ::
 
     FOLDER/shardkit-cache/
       CACHEDIR.TAG                  marks the folder as a cache of shardkit, and holds its size; locked while blocks are
                                     added or deleted
-      3f/3f...-0-1048576.none       a block as it lies in its shard: the shard's SHA-256, offset, size, compression
+      3f/3f...-0-1048576.none       a block as stored in its shard: the shard's SHA-256, offset, size, compression
       .shardkit-0123456789abcdef    a block that is being written; its writer locks it
 
 A process may be killed at any moment: the system releases its locks, and the size in the tag is never less than what is
@@ -32,7 +32,7 @@ from shardkit.storage.safe_names import check_no_links
 
 FOLDER = "shardkit-cache"
 
-_TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: programs that make backups leave out folders that have one
+_TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup programs skip folders that contain one
 _HEADER = b"""Signature: 8a477f597d28d172789f06886806bc55
 # Blocks of datasets, kept by shardkit, version 1. 'shardkit cache clear' deletes them.
 """
@@ -79,24 +79,24 @@ class Usage:
         self._descriptor = descriptor
 
     def add(self, room: int) -> None:
-        """Count a block in, or out."""
+        """Add to the size of all blocks, or subtract from it if ``room`` is negative."""
         self.held = max(0, self.held + room)
         self.save()
 
     def save(self) -> None:
-        """Write the numbers into the tag, in one piece."""
+        """Write the numbers into the tag with a single write."""
         counts = f"# {self.held:020} bytes, used after {self.oldest:020}, counted at {self.counted:020}\n"
         os.pwrite(self._descriptor, _HEADER + counts.encode(), 0)
 
 
 class CacheFolder:
-    """A cache's folder. It is made when something is first written to it.
+    """A cache's folder. It is created when something is first written to it.
 
     Args:
         folder: What was passed as ``cache=``: the folder that it is in.
 
     Attributes:
-        root: The cache's own folder; everything in it is ours.
+        root: The cache's own folder; everything in it belongs to the cache.
 
     Raises:
         ArgumentError: It is on another machine.
@@ -115,11 +115,11 @@ class CacheFolder:
         self.root = local_path(folder).absolute() / FOLDER
 
     def path(self, name: str) -> Path:
-        """Return where a block is, or would be."""
+        """Return the path of a block, whether or not it exists."""
         return self.root / name[:2] / name
 
     def new_temporary(self) -> Path:
-        """Return where a block may be written to."""
+        """Return a path to which a block may be written."""
         return self.root / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
 
     @contextmanager
@@ -140,7 +140,7 @@ class CacheFolder:
                 usage = Usage(descriptor, text)
                 if not usage.is_known:
                     self.count(usage)
-                    os.fsync(descriptor)  # blocks without it would not be known as ours after a power cut
+                    os.fsync(descriptor)  # without it, blocks would not be recognized as ours after a power failure
                 yield usage
             finally:
                 os.close(descriptor)
@@ -176,7 +176,7 @@ class CacheFolder:
                 for file in _entries(folder):
                     match = _NAME.fullmatch(file.name)
                     if match and match[1].startswith(folder.name) and file.is_file(follow_symlinks=False):
-                        with suppress(FileNotFoundError):  # deleted meanwhile
+                        with suppress(FileNotFoundError):  # it has been deleted meanwhile
                             status = file.stat(follow_symlinks=False)
                             yield CachedBlock(status.st_mtime_ns, room_of(status.st_size), file.path, match[1])
 
@@ -191,7 +191,7 @@ class CacheFolder:
         return blocks
 
     def remove_leftovers(self, usage: Usage) -> None:
-        """Delete what killed processes were writing."""
+        """Delete the unfinished files of killed processes."""
         found = False
         for path in self._temporaries():
             with suppress(OSError):  # its writer holds its lock, or we may not delete it
@@ -213,16 +213,16 @@ def block_name(sha256: str, compression: str, offset: int, size: int) -> str:
     """Return the name of a block, which is the same in every cache and wherever its shard lies.
 
     Args:
-        sha256: The shard's, of the uncompressed tar.
-        compression: The shard's.
-        offset: Where the block begins in the shard, as that is stored.
-        size: How many bytes it has there.
+        sha256: The SHA-256 of the shard's uncompressed tar.
+        compression: The shard's compression.
+        offset: Where the block begins in the stored shard, in bytes.
+        size: How many bytes it has in the stored shard.
 
     Example:
         >>> block_name(64 * "0", "zst", 7, 12)
         '0000000000000000000000000000000000000000000000000000000000000000-7-12.zst'
     """
-    if not _SHA256.fullmatch(sha256):  # a stranger's manifest may say anything
+    if not _SHA256.fullmatch(sha256):  # an untrusted manifest may say anything
         sha256 = hashlib.sha256(sha256.encode(errors="backslashreplace")).hexdigest()
     return f"{sha256}-{offset}-{size}.{compression}"
 
@@ -252,7 +252,7 @@ def list_blocks(folder: str) -> list[CachedBlock]:
 
 
 def clear_cache(folder: str) -> list[CachedBlock]:
-    """Delete all blocks of a cache, which may be in use. Returns what was deleted.
+    """Delete all blocks of a cache, which may be in use. Returns the deleted blocks.
 
     Args:
         folder: What was passed as ``cache=``.

@@ -2,8 +2,8 @@
 
 A request costs as much as 300 kB, which is what a connection brings in a round trip of 30 ms at 10 MB/s. Where leaving
 out unwanted fields saves more than that, a loader fetches parts of a block, and compares each field with its own
-CRC-32. Of texts beside images of 2 MB that is a thousandth of the bytes. Of texts beside images of 60 kB it fetches
-whole blocks, as it does of zst shards, and for a cache. ``dataset[i]`` has its fields by one request where they are
+CRC-32. For texts beside images of 2 MB, that is a thousandth of the bytes. For texts beside images of 60 kB, it fetches
+whole blocks, as it does for zst shards and with a cache. ``dataset[i]`` gets its fields with one request if they are
 near each other.
 """
 
@@ -17,11 +17,11 @@ from shardkit.errors import ShardError
 from shardkit.order.plan import IntArray
 
 REQUEST_BYTES = 300_000
-"""What a request costs, in bytes: as many as a connection transfers during a round trip, 30 ms at 10 MB/s.
+"""The cost of a request, in bytes: as many as a connection transfers during a round trip, 30 ms at 10 MB/s.
 
-Measured at that distance, an epoch of texts of 1 kB, each beside another field: beside 300 kB it takes 0.9 s and 0.2 MB
-in parts, 1.2 s and 64 MB whole; beside 1 MB 0.3 s and 1.3 s; but beside 60 kB 4.3 s in parts and 1.2 s whole. Nearer
-servers have shorter round trips, but each request costs more computing; a disk reads as many bytes during a seek.
+Measured with that round trip, for an epoch of texts of 1 kB that lie beside another field: beside 300 kB, it takes 0.9 s
+and 0.2 MB in parts, 1.2 s and 64 MB in whole blocks; beside 1 MB, 0.3 s in parts and 1.3 s in whole blocks; but beside
+60 kB, 4.3 s in parts and 1.2 s in whole blocks. Nearer servers have shorter round trips, but each request costs more computing; a disk reads as many bytes during a seek.
 """
 
 
@@ -29,7 +29,7 @@ class FieldPlace(NamedTuple):
     """Where the data of a field of a sample lies.
 
     Attributes:
-        row: The number of the sample, as the caller counts.
+        row: The number of the sample, in the caller's numbering.
         key: Its key.
         field: The field's name.
         offset: Where it begins in the uncompressed shard, in bytes.
@@ -60,7 +60,7 @@ class FieldPlace(NamedTuple):
 
 
 class Parts:
-    """The byte ranges that cover all wanted pieces. Ranges with a small gap between them are one.
+    """The byte ranges that cover all wanted pieces. Ranges with a small gap between them are joined.
 
     Args:
         begins: Where each wanted piece begins: int64, (pieces,).
@@ -84,7 +84,7 @@ class Parts:
         is_some = ends > begins
         begins, ends = begins[is_some], ends[is_some]
         order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order])  # in a stranger's index pieces may overlap
+        begins, ends = begins[order], np.maximum.accumulate(ends[order])  # in an untrusted index, pieces may overlap
         cuts = np.flatnonzero(begins[1:] - ends[:-1] > gap) + 1
         self.starts: IntArray = np.concatenate([begins[:1], begins[cuts]])
         self.stops: IntArray = np.concatenate([ends[cuts - 1], ends[-1:]])
@@ -93,7 +93,7 @@ class Parts:
         self.nbytes = int(sizes.sum())
 
     def pay(self, size: int) -> bool:
-        """Return whether the parts are cheaper than one request of ``size`` bytes, by at least a request's cost."""
+        """Return whether the parts are cheaper than one request of ``size`` bytes, by at least the cost of a request."""
         return self.nbytes + len(self.starts) * REQUEST_BYTES <= size
 
     def places(self, begins: IntArray) -> IntArray:
@@ -109,7 +109,7 @@ def member_bounds(members: Mapping[str, tuple[IntArray, ...]]) -> tuple[IntArray
     """Return where the data of all members begins and ends in the shard: int64, (members,).
 
     Args:
-        members: For each field offset, size and more: int64, (samples,); negative where it is missing.
+        members: For each field, offset, size and more: int64, (samples,); negative where it is missing.
     """
     none = np.zeros(0, dtype=np.int64)
     offsets = np.concatenate([none, *(arrays[0] for arrays in members.values())])

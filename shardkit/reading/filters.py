@@ -29,9 +29,9 @@ class Filter:
     """A ``where`` argument.
 
     Args:
-        where: An expression of ``pyarrow.compute``; or a list of conditions that are all to hold, as
-            ``[("label", "==", 3), ("width", ">=", 224)]``; or a list of such lists of which one is to hold. Operators
-            are ``== != < <= > >= in "not in"``. A condition on what is null selects nothing.
+        where: An expression of ``pyarrow.compute``; or a list of conditions that must all hold, as
+            ``[("label", "==", 3), ("width", ">=", 224)]``; or a list of such lists of which at least one must hold.
+            Operators are ``== != < <= > >= in "not in"``. A condition on a null value selects nothing.
         types: The columns that it may use, and their types.
 
     Attributes:
@@ -65,14 +65,14 @@ class Filter:
         """Return the numbers of the rows that are selected, ascending: int64.
 
         Args:
-            rows: The columns in ``needed``. One that is missing, as the shard does not have it, counts as null.
+            rows: The columns in ``needed``. A column that the shard does not have counts as null.
         """
         import pyarrow as pa
 
         columns = {}
         for name in self.needed:
             column = rows.column(name) if name in rows.column_names else None
-            if column is None or column.type == pa.null():  # a shard in which it is None for every sample
+            if column is None or column.type == pa.null():  # it is None for every sample of the shard
                 column = pa.nulls(len(rows), type=self._types[name])
             columns[name] = column
         try:
@@ -91,7 +91,7 @@ class Filter:
             acero.Declaration("filter", acero.FilterNodeOptions(self._expression)),
             acero.Declaration("project", acero.ProjectNodeOptions([field(_ROW)], [_ROW])),
         ]
-        # Without threads the rows stay in order, and none is left when the program ends (see ShardIndex).
+        # Without threads the rows stay in order, and no thread is left when the program ends (see ShardIndex).
         selected = acero.Declaration.from_sequence(steps).to_table(use_threads=False)
         rows: IntArray = selected.column(_ROW).to_numpy()
         return rows

@@ -46,8 +46,8 @@ _logger = logging.getLogger("shardkit")
 
 _MAGIC = re.compile(r"[*?[]")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
-_MAX_NAMES = 1_000_000  # of a pattern: a second, and a few hundred megabytes; a typing error makes more
-_MAX_BATCH_ROWS = 4096  # rows of an index that are Python objects at a time: about a megabyte a field
+_MAX_NAMES = 1_000_000  # in a pattern: these take a second and a few hundred megabytes; more are a typing error
+_MAX_BATCH_ROWS = 4096  # index rows converted to Python objects at a time: about a megabyte per field
 
 _ManifestReader: TypeAlias = Callable[[str], Manifest]
 _Rows: TypeAlias = Iterator[tuple[Any, ...]]
@@ -55,17 +55,17 @@ _Rows: TypeAlias = Iterator[tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardLocation:
-    """Where a shard is, and what is known of it from its dataset.
+    """Where a shard is, and what its dataset says about it.
 
     Attributes:
         url: The shard.
-        shard: Its entry in the manifest; None if it was not found by one.
+        shard: Its entry in the manifest; None if it was not found through one.
         folder: The folder of the manifest that lists it; empty if there is none, and so no index either.
         classes: Its dataset's class list; empty if that is not known.
         fields: Its dataset's fields; None if they are not known.
     """
 
-    url: str = dataclasses.field(repr=False)  # it may have a signature
+    url: str = dataclasses.field(repr=False)  # it may contain a signature
     shard: Shard | None = None
     folder: str = dataclasses.field(default="", repr=False)
     classes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
@@ -225,7 +225,7 @@ def read_shard(
     Args:
         location: The shard, from ``find_shards``.
         selection: The fields to read. Others are left out, and large ones are not read from uncompressed local files.
-            Fields keep their own names, and a missing one is no error here: ``selection.pick`` comes later.
+            Fields keep their own names, and a missing one is not an error here: ``selection.pick`` checks that later.
         storage_options: Passed to the storage.
 
     Yields:
@@ -273,12 +273,12 @@ def _read_once(
 def _group(  # noqa: C901 - the hot loop: a call for every member would cost a tenth
     members: Iterator[Member], url: str, check: "Callable[[Sample | None, int, dict[str, Member]], None] | None"
 ) -> Iterator[Sample]:
-    """Yield samples of adjacent members with one key. The last comes only after the end-of-archive mark was read."""
+    """Yield samples of adjacent members with one key. The last one is yielded only after the end-of-archive mark was read."""
     current = None
     sample: Sample = {}
     seen: dict[str, Member] = {}  # the sample's members by field: those not read, or all if they are to be checked
     begin = 0
-    known: dict[str, str] = {}  # fields by what follows the key: the same for most samples, and quicker than the rules
+    known: dict[str, str] = {}  # field names by the text after the key: a look-up is faster than the rules
     for member in members:
         name, header_offset, _, _, data = member
         key, _, rest = name.partition(".")
@@ -333,7 +333,7 @@ def _wants_member(selection: FieldSelection) -> Callable[[str], bool]:
 def _checker(
     storage: Storage, location: ShardLocation, shard: Shard, selection: FieldSelection
 ) -> "Callable[[Sample | None, int, dict[str, Member]], None]":
-    """Return a function that compares each sample with its row; called with None, the shard must be at its end."""
+    """Return a function that compares each sample with its row; a call with None checks that the shard has ended."""
     index = open_index(storage, location.folder, shard)
     fields = [field for field in index.facts.fields if selection.wants(field)]
     rows = _rows(index, fields)
@@ -374,7 +374,7 @@ def _checker(
 
 
 def _rows(index: ShardIndex, fields: Sequence[str]) -> _Rows:
-    """Yield the key and offset of every sample, then offset, size and CRC-32 of every one of ``fields``."""
+    """Yield the key and offset of every sample, then offset, size and CRC-32 of each of its ``fields``."""
     columns = [KEY, OFFSET, *(f"{field}:{part}" for field in fields for part in PARTS)]
     for group in range(index.num_groups):
         for batch in index.rows(columns, group=group).select(columns).to_batches(max_chunksize=_MAX_BATCH_ROWS):

@@ -1,7 +1,7 @@
 """The indexes of a dataset's shards: read when they are first needed, once, and kept within a memory bound.
 
-So a dataset of any size opens quickly and takes little memory. Threads and forked processes may share what is here. A
-pickle of it has none of the cached data.
+So a dataset of any size opens quickly and takes little memory. Threads and forked processes may share these objects.
+Pickling drops the cached data.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,7 +32,7 @@ ROW_BYTES = 128_000_000
 """The most bytes of indexes' rows that are kept: enough for about 2 million samples with two fields."""
 
 _MAX_FRAME_BYTES = 1 << 32  # the format of a seek table has 32 bits for the size of a frame
-_OBJECT_BYTES = 700  # of the Python objects that hold the arrays (sys.getsizeof, CPython 3.11)
+_OBJECT_BYTES = 700  # taken by the Python objects that hold the arrays (sys.getsizeof, CPython 3.11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Rows:
 
     Attributes:
         keys: The samples' keys.
-        members: For each field offset, size and CRC-32 of its data: int64, (rows,) each; -1 where it is missing.
+        members: For each field, offset, size and CRC-32 of its data: int64, (rows,) each; -1 where it is missing.
         columns: The index columns that were asked for.
     """
 
@@ -62,7 +62,7 @@ class ShardBlocks:
 
     Attributes:
         table: Where they lie.
-        in_parts: Whether to fetch only the wanted fields of each block: bool, (blocks,); empty if of none.
+        in_parts: Whether to fetch only the wanted fields of each block: bool, (blocks,); empty if no block is.
     """
 
     table: BlockTable
@@ -129,7 +129,7 @@ class Indexes:
         return self._read_once(self._blocks, shard, lambda: self._read_blocks(shard, None))
 
     def _read_once(self, kept: BoundedCache[V], place: Hashable, read: Callable[[], V]) -> V:
-        """Return what is kept, or read it once for all threads that want it, also those that come just afterwards."""
+        """Return the kept value, or read it once for all threads that want it, even if some ask just afterwards."""
         return kept.get(place) or self._reading.do(place, lambda: kept.get(place) or read())
 
     def _read_blocks(self, shard: int, index: ShardIndex | None) -> ShardBlocks:
@@ -241,7 +241,7 @@ class Indexes:
         return key
 
     def members(self, shard: int, start: int, stop: int) -> tuple[list[str], dict[str, tuple[IntArray, ...]]]:
-        """Return the keys of some samples of a shard, and for each field offset, size and CRC-32, as in ``Rows``.
+        """Return the keys of some samples of a shard, and for each field, offset, size and CRC-32, as in ``Rows``.
 
         Raises as ``rows`` does.
         """

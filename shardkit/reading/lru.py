@@ -1,4 +1,4 @@
-"""The values used last, kept within a memory bound; and work that is done once for all threads that ask for it."""
+"""The most recently used values, kept within a memory bound; and work that is done once for all threads that ask for it."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_i
 
 
 class BoundedCache(Generic[V]):
-    """Keeps the values that were asked for last, up to ``max_bytes``.
+    """Keeps the most recently requested values, up to ``max_bytes``.
 
     Threads and forked processes may share it. A pickle of it is empty.
 
@@ -46,7 +46,7 @@ class BoundedCache(Generic[V]):
             return entry[0]
 
     def put(self, key: Hashable, value: V, nbytes: int) -> None:
-        """Keep a value, unless it is larger than all that may be kept."""
+        """Keep a value, unless it alone is larger than ``max_bytes``."""
         if nbytes > self._max_bytes:
             return
         with _LOCK:
@@ -62,7 +62,7 @@ class BoundedCache(Generic[V]):
 
 
 class SharedWork:
-    """Does a piece of work once for all threads that ask for it at the same time. All of them get its error, too.
+    """Does a piece of work once for all threads that ask for it at the same time. If it fails, all of them get its error.
 
     A forked process, or a pickle, starts without any work under way.
 

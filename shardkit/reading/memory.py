@@ -1,4 +1,4 @@
-"""Memory that is used again as soon as nothing refers to it any more.
+"""Memory that is reused as soon as nothing refers to it.
 
 The system clears new memory page by page on first use, which takes longer than reading a file into it.
 """
@@ -24,13 +24,13 @@ _FRACTION = 4  # buffers are at most a sixteenth (2 ** -4) larger than asked for
 
 
 class Buffers:
-    """Arrays of bytes, whose memory is used again when neither they nor any view of them exist. Threads may share it.
+    """Arrays of bytes whose memory is reused when neither they nor any view of them exist. Threads may share it.
 
     A view is anything that keeps an array alive: a slice, a memoryview, a tensor made of it. So arrays and views stay
     valid as long as they exist.
 
     Args:
-        kept_bytes: How much memory is kept for later at most, beside the memory in use.
+        kept_bytes: The most memory that is kept for later, in addition to the memory in use.
 
     Example:
         >>> buffers = Buffers(1_000_000)
@@ -48,8 +48,8 @@ class Buffers:
         self._kept_bytes = kept_bytes
         self._free: defaultdict[int, deque[bytearray | SharedMemory]] = defaultdict(deque)
         self._lock = threading.Lock()
-        # Memory comes back where its last view ends, perhaps in the thread that holds the lock. So it is given back
-        # without the lock, in atomic steps.
+        # Memory is returned wherever its last view is deleted, perhaps in the thread that holds the lock. So it is
+        # returned without the lock, in atomic steps.
         self._users: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -62,7 +62,7 @@ class Buffers:
             except IndexError:
                 memory = self._allocate(capacity)
                 self._drop_surplus()
-        # Views of this array refer to it, and not to the memory below, as NumPy only skips bases that are arrays.
+        # Views of this array refer to it and not to the underlying memory: NumPy only skips bases that are arrays.
         array = np.frombuffer(memory, dtype=np.uint8, count=nbytes)
         users, number = self._users, id(memory)
 
@@ -87,7 +87,7 @@ class Buffers:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed values for the next ones.
+    """Make the C library keep the memory of freed values for later ones.
 
     At first, glibc returns the memory of every freed value of more than about 100 KB to the system, which clears it
     when it is needed again. Once a program has freed a larger value, glibc keeps up to twice the size of that.
@@ -132,9 +132,9 @@ class SharedBuffers(Buffers):
 
 
 def take_tensor(buffers: Buffers, nbytes: int) -> "torch.Tensor":
-    """Return unused memory: uint8, (nbytes,). It is of the buffers, or, if there is a GPU, pinned memory of torch.
+    """Return unused memory: uint8, (nbytes,). It comes from the buffers or, if there is a GPU, from torch's pinned memory.
 
-    torch uses pinned memory again, too, but only when copies to the GPU have ended.
+    torch reuses pinned memory, too, but only when copies to the GPU have ended.
     """
     import torch
 

@@ -9,7 +9,7 @@ from shardkit.storage.base import STDIN, Storage, is_remote, join
 from shardkit.storage.local import local_path
 from shardkit.storage.safe_names import fold
 
-_NAMED = 5  # in a message; the error has all of them as an attribute
+_NAMED = 5  # files named in a message; the error has all of them as an attribute
 
 
 def check_present(storage: Storage, manifest: Manifest) -> None:
@@ -43,10 +43,10 @@ def check_present(storage: Storage, manifest: Manifest) -> None:
 
 
 def check_streamed(storage: Storage, urls: object, shards: Sequence[str]) -> None:
-    """Check in the same way that several shards without a manifest exist. A single one is not looked for.
+    """Check in the same way that several shards without a manifest exist. A single shard is not checked.
 
     Args:
-        storage: Serves them.
+        storage: The storage of the shards.
         urls: What the user wrote, for the message.
         shards: Their URLs.
 
@@ -83,7 +83,7 @@ def _missing(storage: Storage, base: str, names: Sequence[str], lists: dict[str,
             missing.append(name)
     if not missing:
         return missing
-    # Some file systems write accents, or case, in another way than the manifest does.
+    # Some file systems write accents or case differently from the manifest.
     folded = {folder: {fold(name) for name in names} for folder, names in lists.items() if names is not None}
     return [name for name in missing if fold(name.rpartition("/")[2]) not in folded[name.rpartition("/")[0]]]
 

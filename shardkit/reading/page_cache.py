@@ -1,7 +1,7 @@
 """Blocks that are in the page cache of the system: their samples are read one by one, when they are asked for.
 
-A block on a disk or a server is read long before it is needed, and held. For one in the page cache that would be a
-second copy, between memory that is in no processor's cache. Instead, each large sample is copied once, where and when
+A block on a disk or a server is read long before it is needed, and held. For one in the page cache that would mean
+a second copy, of data that is in no processor's cache. Instead, each large sample is copied once, where and when
 it is needed, and compared with its own checksum.
 """
 
@@ -17,7 +17,7 @@ from shardkit.sample import COLUMNS, KEY, URL, Sample
 from shardkit.storage.local import local_path
 from shardkit.storage.os_errors import open_file
 
-_PROBES = 4  # places in a block that are looked at
+_PROBES = 4  # places in a block that are checked
 
 
 class OpenFile:
@@ -59,7 +59,7 @@ class ResidentBlock:
     """The samples of a block, read when they are asked for. Threads may share it.
 
     Args:
-        open_file: Returns the shard. It is called for each sample, so that it bounds how many files are open.
+        open_file: Returns the open shard. It is called for each sample, so that it can limit how many files are open.
         read: Reads the data of a field again if it was wrong, and raises if it still is.
         keys: The samples' keys.
         members: For each field, offset, size and CRC-32 of its data: int64, (samples,); -1 where it is missing.
@@ -84,7 +84,7 @@ class ResidentBlock:
         self._keys = keys
         self._fields = [(field, *(array.tolist() for array in arrays)) for field, arrays in members.items()]
         offsets = np.reshape([arrays[0] for arrays in members.values()], (len(members), len(keys)))
-        self._orders = np.argsort(offsets, axis=0).T.tolist()  # of each sample's fields, in the shard
+        self._orders = np.argsort(offsets, axis=0).T.tolist()  # the order of each sample's fields in the shard
         self._url = url
         self._columns = columns or {}
 
@@ -104,7 +104,7 @@ class ResidentBlock:
             try:
                 data = os.pread(file.descriptor, sizes[row], offset)
             except OSError:
-                data = b""  # it is read again below, with the right error
+                data = b""  # it is read again below, which raises the right error
             if crc32(data) != checksums[row] or len(data) != sizes[row]:  # a CRC-32 of 0 is also that of no bytes
                 data = self._read(FieldPlace(row, self._keys[row], field, offset, sizes[row], checksums[row]))
             sample[field] = data
