@@ -98,8 +98,8 @@ class Block:
         """Return one sample: ``__key__``, ``__url__``, and its fields as views of the block's bytes.
 
         Index columns, if there are any, are together in ``__columns__``, because one may have the name of a field;
-        ``decode_fields`` takes them out. Nothing is copied. A view keeps the whole block in memory: ``bytes(view)`` makes
-        an independent copy.
+        ``decode_fields`` takes them out. Nothing is copied. A view keeps the whole block in memory: ``bytes(view)``
+        makes an independent copy.
 
         Args:
             row: Its number in the block, from 0.

@@ -37,7 +37,7 @@ def with_class_lists(
 def _manifest_in(folder: str, storage_options: Mapping[str, object] | None) -> Manifest | None:
     try:
         return load_manifest(storage_for(folder, storage_options), folder, MANIFEST_NAME, allow_any_url=True)
-    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # there is none, or another program wrote it
+    except (FileNotFoundError, NotADirectoryError, PermissionError, DatasetError):  # none, or of another program
         return None
 
 

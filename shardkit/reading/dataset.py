@@ -66,28 +66,28 @@ class ShardDataset(_TorchDataset):
             reviewed is refused. If a newer one has replaced it but its manifest is kept, the reviewed one is opened.
         fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
             new names, alternatives, and ``?`` for None where the field is missing. A name may say how an image is
-            decoded: ``"seg.png:unchanged"`` for the stored values (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
-            ``:rgb``, the default.
+            decoded: ``"seg.png:unchanged"`` for the stored values (grey, 16 bits, palette numbers), ``:pil``,
+            ``:bytes``, or ``:rgb``, the default.
         decode: True to decode fields by their names, False for bytes, or a ``Decoder`` with other settings.
         where: Take only samples whose index columns satisfy it: ``[("label", "==", 3), ("width", ">=", 224)]`` for
             conditions that must all hold, a list of such lists of which at least one must hold, or an expression of
             ``pyarrow.compute``. It may use promoted columns, ``__key__``, and ``<field>:size``, a field's size in
-            bytes; a condition on a null value selects nothing. It is evaluated when the dataset is opened: promoted columns are read from one
-            file for all samples; anything else, and everything in format 1, from every index. It takes 8 bytes of
-            memory for each sample that is selected.
+            bytes; a condition on a null value selects nothing. It is evaluated when the dataset is opened: promoted
+            columns are read from one file for all samples; anything else, and everything in format 1, from every
+            index. It takes 8 bytes of memory for each selected sample.
         transform: Called with every decoded sample, and its return value replaces the sample. Or a mapping like
             ``{"image": function}`` for single fields, which leaves None unchanged, or for several fields
-            ``{("image", "mask"): function}``, with a function of a dict. An image transform decodes the image itself. A parameter named ``rng`` gets an ``Rng``: in
-            ``dataset[i]`` keyed by the sample's key alone, so that it draws the same in every epoch; in a
-            ``ShardLoader`` by seed, epoch and position.
+            ``{("image", "mask"): function}``, with a function of a dict. An image transform decodes the image itself.
+            A parameter named ``rng`` gets an ``Rng``: in ``dataset[i]`` keyed by the sample's key alone, so that it
+            draws the same numbers in every epoch; in a ``ShardLoader`` by seed, epoch and position.
         columns: Index columns to put into every sample, under their names. They are read from the indexes.
         allow_any_url: Let the manifest name shards outside its folder, as ``shardkit index --out`` writes them.
         storage_options: Passed to the storage.
         cache: A folder on a fast disk, or in memory. Blocks that are read are kept in its subfolder
             ``shardkit-cache``, for the next epoch and for all processes of this machine that name the same folder.
             ``dataset[i]`` then reads whole blocks, too.
-        cache_bytes: How much space the cache may use, in bytes or as text: ``"200GB"``. To make room, it deletes the blocks
-            that were used longest ago, but never one that was used since this object was created.
+        cache_bytes: How much space the cache may use, in bytes or as text: ``"200GB"``. To make room, it deletes the
+            blocks that were used longest ago, but never one that was used since this object was created.
 
     Attributes:
         manifest: The dataset's manifest.
@@ -291,7 +291,7 @@ class ShardDataset(_TorchDataset):
         return shard, number - int(self._first[shard])
 
     def load(self, raw: Sample, rng: Rng | None = None) -> Any:
-        """Return the sample that is made from its bytes: fields picked and decoded, and the dataset's transform applied.
+        """Return the sample made from its bytes: fields picked and decoded, and the dataset's transform applied.
 
         Args:
             raw: The bytes of its fields, as a ``Block`` returns them.

@@ -43,9 +43,9 @@ _warned: set[Path] = set()
 class BlockCache:
     """Keeps blocks on disk, up to ``max_bytes``, for all processes that use the same folder.
 
-    Blocks that were used since this object was created are not deleted. If not all blocks of an epoch fit, the first ones
-    stay, and are found again in every epoch. Deleting the least recently used block would always delete the one that
-    is needed next.
+    Blocks that were used since this object was created are not deleted. If not all blocks of an epoch fit, the first
+    ones stay, and are found again in every epoch. Deleting the least recently used block would always delete the one
+    that is needed next.
 
     Callers check every block that they get, and drop it if it is wrong. A failing disk is not an error: no blocks
     are found or kept then, and one line is logged.

@@ -19,9 +19,10 @@ from shardkit.order.plan import IntArray
 REQUEST_BYTES = 300_000
 """The cost of a request, in bytes: as many as a connection transfers during a round trip, 30 ms at 10 MB/s.
 
-Measured with that round trip, for an epoch of texts of 1 kB that lie beside another field: beside 300 kB, it takes 0.9 s
-and 0.2 MB in parts, 1.2 s and 64 MB in whole blocks; beside 1 MB, 0.3 s in parts and 1.3 s in whole blocks; but beside
-60 kB, 4.3 s in parts and 1.2 s in whole blocks. Nearer servers have shorter round trips, but each request costs more computing; a disk reads as many bytes during a seek.
+Measured with that round trip, for an epoch of texts of 1 kB that lie beside another field: beside 300 kB, it takes
+0.9 s and 0.2 MB in parts, 1.2 s and 64 MB in whole blocks; beside 1 MB, 0.3 s in parts and 1.3 s in whole blocks; but
+beside 60 kB, 4.3 s in parts and 1.2 s in whole blocks. Nearer servers have shorter round trips, but each request costs
+more computing; a disk reads as many bytes during a seek.
 """
 
 
@@ -93,7 +94,7 @@ class Parts:
         self.nbytes = int(sizes.sum())
 
     def pay(self, size: int) -> bool:
-        """Return whether the parts are cheaper than one request of ``size`` bytes, by at least the cost of a request."""
+        """Return whether the parts cost less than one request of ``size`` bytes, by at least the cost of a request."""
         return self.nbytes + len(self.starts) * REQUEST_BYTES <= size
 
     def places(self, begins: IntArray) -> IntArray:

@@ -273,7 +273,7 @@ def _read_once(
 def _group(  # noqa: C901 - the hot loop: a call for every member would cost a tenth
     members: Iterator[Member], url: str, check: "Callable[[Sample | None, int, dict[str, Member]], None] | None"
 ) -> Iterator[Sample]:
-    """Yield samples of adjacent members with one key. The last one is yielded only after the end-of-archive mark was read."""
+    """Yield samples of adjacent members with one key, the last one only after reading the end-of-archive mark."""
     current = None
     sample: Sample = {}
     seen: dict[str, Member] = {}  # the sample's members by field: those not read, or all if they are to be checked

@@ -1,4 +1,4 @@
-"""The most recently used values, kept within a memory bound; and work that is done once for all threads that ask for it."""
+"""The most recently used values, kept within a memory bound; and work that is done once for all threads that want it."""
 
 import os
 import threading
@@ -62,7 +62,7 @@ class BoundedCache(Generic[V]):
 
 
 class SharedWork:
-    """Does a piece of work once for all threads that ask for it at the same time. If it fails, all of them get its error.
+    """Does a piece of work once for all threads that ask for it at the same time; an error is raised in all of them.
 
     A forked process, or a pickle, starts without any work under way.
 

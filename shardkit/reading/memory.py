@@ -132,7 +132,7 @@ class SharedBuffers(Buffers):
 
 
 def take_tensor(buffers: Buffers, nbytes: int) -> "torch.Tensor":
-    """Return unused memory: uint8, (nbytes,). It comes from the buffers or, if there is a GPU, from torch's pinned memory.
+    """Return unused memory: uint8, (nbytes,). It is from the buffers or, if there is a GPU, torch's pinned memory.
 
     torch reuses pinned memory, too, but only when copies to the GPU have ended.
     """
