@@ -1,6 +1,6 @@
 """Samples -> batches for a training loop.
 
-The modules, in the order of a sample's way::
+The modules, in the order in which a sample passes through them::
 
     loader         batches for a training loop, which resumes after any of them
     sampler        the order of an epoch for a stock DataLoader

@@ -1,4 +1,4 @@
-"""Samples -> one batch: a dict of fields. A field is a tensor if its values have one shape and type, else a list."""
+"""Samples -> one batch: a dict of fields. A field is a tensor if its values have one shape and type, or else a list."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,15 +19,15 @@ Batch: TypeAlias = dict[str, Any]
 def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mapping[str, Any] | None = None) -> Batch:
     """Return samples as one batch.
 
-    Arrays, or tensors, of one shape and type become a tensor with one more dimension in front; so do whole numbers
-    (int64), floats (float64) and bools. Images in an image field, which are uint8 or uint16, (height, width, channels),
-    become (batch, channels, height, width), with the channels last in memory. Everything else (text, bytes, values of
+    Arrays and tensors of one shape and type become a tensor with a new first dimension; so do whole numbers (int64),
+    floats (float64) and bools. Images in an image field, which are uint8 or uint16, (height, width, channels), become
+    (batch, channels, height, width), with the channels last in memory. Everything else (text, bytes, values of
     different shapes, None) becomes a list.
 
     Args:
         samples: The samples of the batch, at least one.
-        selection: Which fields were picked; it tells which are images.
-        made: Fields of the batch that are made already. The samples must have these fields, with any value.
+        selection: Which fields were picked; it determines which are images.
+        made: Fields of the batch that are already made. The samples must have these fields, with any value.
 
     Raises:
         SampleError: Not all samples have the same fields.
@@ -60,7 +60,7 @@ def collate(samples: Sequence[Sample], *, selection: FieldSelection, made: Mappi
 
 
 def stack(values: list[Any], *, images: bool = False) -> Any:
-    """Return values as one tensor if they have one shape and type, else as they are. See ``collate``."""
+    """Return values as one tensor if they have one shape and type, otherwise unchanged. See ``collate``."""
     import torch
 
     kinds = {type(value) for value in values}
@@ -101,7 +101,7 @@ def without_rows(batch: Batch) -> Batch:
 
 
 def channels_first(images: "torch.Tensor") -> "torch.Tensor":
-    """Return images, (batch, height, width, channels), as (batch, channels, height, width); other tensors as they are.
+    """Return images, (batch, height, width, channels), as (batch, channels, height, width); other tensors unchanged.
 
     Images are uint8 or uint16 and have 2, 3 or 4 channels: grey and alpha, RGB, or RGB and alpha.
     """
@@ -112,7 +112,7 @@ def channels_first(images: "torch.Tensor") -> "torch.Tensor":
 
 
 def holds_images(selection: FieldSelection, name: str) -> bool:
-    """Return whether a name stands for image fields only.
+    """Return whether a name refers only to image fields.
 
     Example:
         >>> holds_images(FieldSelection.parse({"image": "jpg;png"}), "image")

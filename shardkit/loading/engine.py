@@ -171,7 +171,7 @@ class Engine:
             BaseException: An error of a thread.
         """
         if os.getpid() != self._process:
-            raise WorkerError("an iterator of a ShardLoader was taken along into another process; call iter() there")
+            raise WorkerError("an iterator of a ShardLoader cannot be used in another process; call iter() there")
         has_changed = True
         while True:
             has_ended = not has_changed and any(pool.has_ended for pool in self._pools)

@@ -1,4 +1,4 @@
-"""Blocks, read ahead in the order in which they are needed, and held until the epoch does not need them any more."""
+"""Blocks, read ahead in the order in which they are needed, and held until the epoch no longer needs them."""
 
 import heapq
 import time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from threading import RLock
 
 _THREADS = 2  # enough to copy from the page cache; more would take processors from the threads that decode
-_MORE_THREADS = ((0.002, 4), (0.02, 32))  # threads if a fetch waits for longer than these seconds: a disk, a server
+_MORE_THREADS = ((0.002, 4), (0.02, 32))  # threads if a fetch waits for more than these seconds: a disk, a server
 
 
 class Blocks(Places, Protocol):
@@ -29,7 +29,7 @@ class Blocks(Places, Protocol):
     block_bytes: float
 
     def open_block(self, shard: int, block: int, buffers: Buffers, /) -> Block | ResidentBlock:
-        """Return a block: read into memory of the buffers if it can be, or only opened if it is in the page cache."""
+        """Return a block: read into memory of the buffers if possible, or only opened if it is in the page cache."""
         ...
 
 
@@ -38,7 +38,7 @@ class Slot:
 
     Attributes:
         number: Its sequence number, in the order in which blocks are needed and fetched.
-        place: Its place in the arena, which it may not use; -1 if there is no room.
+        place: Its reserved place in the arena, even if it is not put there; -1 if there is no room.
         content: The block, or the error of reading it; None if it is not fetched yet, or is in the arena.
     """
 
@@ -51,7 +51,7 @@ class Slot:
 
 
 class Fetcher:
-    """Fetches blocks in threads of its own, and holds them.
+    """Fetches blocks in its own threads, and holds them.
 
     All methods are called with the lock held.
 
@@ -59,14 +59,14 @@ class Fetcher:
         blocks: The source of the blocks.
         lock: Guards this object.
         on_fetched: Called when a block was fetched, with the lock held.
-        failures: Gets errors that are not those of a block.
-        arena: Takes the blocks that can be decoded as a whole, or None.
+        failures: Takes errors that do not belong to a block.
+        arena: Takes the blocks that can be decoded as a whole; None if there is no arena.
         places: How many blocks the arena has room for.
         buffers: The memory that blocks are read into.
 
     Attributes:
-        held_bytes: The size of all blocks that are held or being fetched, counted by the mean size of a block.
-        largest_held_bytes: The largest value of it so far.
+        held_bytes: The size of all blocks that are held or being fetched, each counted with the mean size of a block.
+        largest_held_bytes: The largest value of ``held_bytes`` so far.
         threads: The threads that fetch.
     """
 
@@ -89,18 +89,18 @@ class Fetcher:
         self._free_places = list(range(places - 1, -1, -1))
         self._places = np.zeros(1 << 10, dtype=np.int64)  # of the slots, by number; -1 if not in the arena
         self._block_bytes = max(1, int(blocks.block_bytes))
-        self._slots: dict[int, Slot] = {}  # those that are held, by number
+        self._slots: dict[int, Slot] = {}  # the held slots, by number
         self._fetched: set[int] = set()  # numbers of fetched slots after the first one that is not fetched
         self._fetched_count = 0  # the number of the first slot that is not fetched
         self._releases: list[tuple[int, int]] = []  # a heap of (position from which a slot is not needed, its number)
         self._retired: deque[tuple[int, Slot]] = deque()  # (number of the first batch that does not need it, slot)
-        self._waits = 0.0  # seconds that a fetch waits: a moving average
+        self._waits = 0.0  # how many seconds a fetch waits: a moving average
         self.held_bytes = 0
         self.largest_held_bytes = 0
         self.threads = Threads(_THREADS, "shardkit-fetch", failures)
 
     def fetch(self, planned: Planned) -> None:
-        """Fetch the blocks that a batch needs and no batch before it."""
+        """Fetch the blocks that a batch needs and no earlier batch needs."""
         for number, wanted in enumerate(planned.wanted, planned.opened - len(planned.wanted)):
             slot = Slot(number, self._free_places.pop() if self._free_places else -1)
             self._slots[number] = slot
@@ -114,7 +114,7 @@ class Fetcher:
         return len(planned.wanted) * self._block_bytes
 
     def has(self, planned: Planned) -> bool:
-        """Return whether all blocks are fetched that a batch and those before it need."""
+        """Return whether all blocks that a batch and the earlier ones need are fetched."""
         return planned.opened <= self._fetched_count
 
     def slots(self, planned: Planned) -> list[Slot]:
@@ -129,12 +129,12 @@ class Fetcher:
         return places * self._arena.block_samples + planned.rows if places.min(initial=0) >= 0 else None
 
     def retire(self, position: int, number: int) -> None:
-        """Note that batches from this position on, the first with this number, are being admitted."""
+        """Note that batches from this position on are being admitted; the first of them has this number."""
         while self._releases and self._releases[0][0] <= position:
             self._retired.append((number, self._slots[heapq.heappop(self._releases)[1]]))
 
     def free(self, made: int) -> None:
-        """Free the blocks that only batches before this number need."""
+        """Free the blocks that are needed only by batches before this number."""
         while self._retired and self._retired[0][0] <= made:
             slot = self._retired.popleft()[1]
             del self._slots[slot.number]
@@ -145,7 +145,7 @@ class Fetcher:
             self.held_bytes -= self._block_bytes
 
     def drop(self) -> None:
-        """Free all blocks, when no more batches will be made."""
+        """Free all blocks. No more batches can be made."""
         self._slots.clear()
         self._releases.clear()
         self._retired.clear()
@@ -156,7 +156,7 @@ class Fetcher:
         most = max((count for seconds, count in _MORE_THREADS if self._waits > seconds), default=0)
         if self.threads.count < most:
             self.threads.add(self.threads.count)
-            self._waits = 0.0  # look again before there are more
+            self._waits = 0.0  # measure again before starting more
 
     def _fetch(self, slot: Slot, wanted: Wanted) -> None:
         """Fetch a block, and decode it as a whole if that is possible."""

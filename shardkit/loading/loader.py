@@ -31,17 +31,17 @@ _log = logging.getLogger("shardkit")
 
 
 class LoaderState(TypedDict):
-    """Where a loader is: the same on every rank, a few hundred bytes of JSON.
+    """The position of a loader: the same on every rank, a few hundred bytes of JSON.
 
     Attributes:
-        version: Of this format.
-        dataset: The dataset's digest, its selection included.
+        version: The version of this format.
+        dataset: The dataset's digest, which includes its selection.
         block_samples: How many samples a block has.
         lanes: How many lanes the order has.
-        shuffle: Whether it is shuffled.
-        seed: Of the order.
+        shuffle: Whether the order is shuffled.
+        seed: The seed of the order.
         epoch: The epoch of the next batch.
-        position: How many samples of this epoch all ranks together have got.
+        position: How many samples of this epoch all ranks together have received.
     """
 
     version: int
@@ -57,60 +57,62 @@ class LoaderState(TypedDict):
 class ShardLoader:
     """Batches of a dataset, for a training loop: shuffled, decoded, transformed, in an order that is always the same.
 
-    Every sample comes exactly once an epoch, over all ranks. Every rank has the same number of batches, none of them
-    empty unless samples are skipped. The order depends on the dataset, ``seed``, the epoch and ``lanes`` only: not on
-    ranks, workers or time.
+    Every sample is returned exactly once per epoch, over all ranks. Every rank has the same number of batches, none of
+    them empty unless samples are skipped. The order depends only on the dataset, ``seed``, the epoch and ``lanes``: not
+    on ranks, workers or time.
 
-    A batch is a dict of the dataset's fields: a tensor if the values of all samples have one shape and type, else a
-    list; and ``__key__``, the list of keys: ``batch.pop("__key__")`` before ``model(**batch)``, or a ``collate_fn``,
-    leaves it out. Images are uint8, (batch, 3, height, width), with the channels last in memory: ``.flatten(1)`` takes
-    them, ``.view(batch, -1)`` does not. A stock ``DataLoader`` over the dataset makes other batches: images are (batch,
-    height, width, 3), and ``__url__`` is there, too.
+    A batch is a dict of the dataset's fields and ``__key__``, the list of keys. A field is a tensor if the values of
+    all samples have one shape and type, otherwise a list. To call ``model(**batch)``, remove the keys before with
+    ``batch.pop("__key__")``, or with a ``collate_fn``. Images are uint8, (batch, 3, height, width), with the channels
+    last in memory: ``.flatten(1)`` accepts them, ``.view(batch, -1)`` does not. A stock ``DataLoader`` over the dataset
+    makes different batches: images are (batch, height, width, 3), and there is also ``__url__``.
 
-    Batches are in this machine's memory; where torch finds a GPU, their images and arrays are in pinned memory, so that
+    Batches are in this machine's memory. If torch finds a GPU, their images and arrays are in pinned memory, so that
     ``batch["image"].to("cuda", non_blocking=True)`` copies while the GPU computes.
 
-    Each ``iter()`` is the next epoch, from 0, also if the one before was left early. An epoch of which no batch was
+    Each ``iter()`` is the next epoch, from 0, even if the previous one was left early. An epoch from which no batch was
     taken is not counted. ``state_dict()`` may be called between any two batches. After ``load_state_dict()``, the
-    loader resumes after the last batch that was returned, with any number of ranks, workers and samples a batch.
+    loader resumes after the last batch that was returned, with any number of ranks, workers and samples per batch.
 
-    A loader can be copied and pickled, as for a spawned process. The copy resumes where the loader is.
+    A loader can be copied and pickled, for example for a spawned process. The copy resumes where the loader is.
 
-    Lightning saves and loads a loader's state by itself. Accelerate does after ``register_for_checkpointing(loader)``;
-    its ``prepare`` leaves a loader as it is, so batches are copied to the GPU by your loop. An HF ``Trainer`` whose
-    ``get_train_dataloader`` returns a loader resumes with ``ignore_data_skip=True`` and a callback that saves the
-    loader's state in ``on_save`` and loads it in ``on_train_begin``.
+    Lightning saves and loads a loader's state automatically. Accelerate does so after
+    ``register_for_checkpointing(loader)``; its ``prepare`` does not change a loader, so your loop must copy batches to
+    the GPU. An HF ``Trainer`` whose ``get_train_dataloader`` returns a loader resumes with ``ignore_data_skip=True``
+    and a callback that saves the loader's state in ``on_save`` and loads it in ``on_train_begin``.
 
     If several ranks must get the same samples (those of one tensor-parallel group), give each of them the same ``rank``
     and ``world_size``: the group's number and the number of groups.
 
     Args:
-        dataset: What to load.
-        batch_size: How many samples a batch of this rank has. The last may have fewer; where fewer samples than ranks
-            would remain, they join the batch before, and some ranks get one more.
-        shuffle: Another order every epoch. False for the dataset's own order.
+        dataset: The dataset to load.
+        batch_size: How many samples a batch of this rank has. The last batch may have fewer. If fewer samples than
+            ranks would remain after a batch, they are added to it, and some ranks get one more.
+        shuffle: Whether each epoch has a different order. False for the dataset's own order.
         seed: The key of the orders.
-        transform: Called with every decoded sample, a dict, and returns the dict that is put into the batch; or
-            functions for fields, as in ``{"image": function}``, or for several fields, by a tuple of names. A parameter
-            named ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Called by several threads at a time.
-        collate_fn: Called with a list of the samples that ``transform`` returned; whatever it returns is the batch.
-            Called by several threads at a time. The list is empty if ``on_error="skip"`` has left out all samples of a
-            batch.
-        num_workers: How many threads or processes decode and transform; by default as many as there are processors.
-            More threads than processors are started only when those wait for data, as from a server.
+        transform: Called with every decoded sample, a dict, and returns the dict that is put into the batch. Or a
+            mapping with functions for single fields, as in ``{"image": function}``, or for several fields, by a tuple
+            of names. A parameter named ``rng`` gets a ``shardkit.Rng`` for this sample in this epoch. Several threads
+            may call it at the same time.
+        collate_fn: Called with a list of the samples that ``transform`` returned; its return value is the batch.
+            Several threads may call it at the same time. The list is empty if ``on_error="skip"`` has left out all
+            samples of a batch.
+        num_workers: How many threads or processes decode and transform; by default one per processor. More threads
+            than processors are started only when threads wait for data, for example from a server.
         worker_type: ``"process"`` for a transform whose Python code holds the GIL. Processes are spawned, so a script
             needs ``if __name__ == "__main__":``, and the transform must be importable.
         memory: How many bytes of blocks may be held, in bytes or as text: the blocks that the order mixes at a time,
-            and those fetched ahead. If the whole dataset fits, each block is read once an epoch.
+            and those fetched ahead. If the whole dataset fits, each block is read once per epoch.
         lanes: How many places of the dataset a batch draws from; by default as many as mix well in 512 MB over all
             ranks. Part of the order and of the state. ``shardkit shuffle-report`` shows its effect.
         drop_last: Leave out the last batch if it is not full.
         on_error: ``"skip"`` leaves samples that are damaged or cannot be decoded out of their batch, and counts them.
             The number of batches stays the same, so a batch may have few samples or none. A batch without samples has
-            the fields of the last batch, with tensors and lists of length 0; if there is no batch before it, it is an
-            error. Errors of a transform are never skipped.
-        max_skipped: How many samples of an epoch this rank may skip.
-        rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
+            the fields of the previous batch, with tensors and lists of length 0; if there is no previous batch, it is
+            an error. Errors of a transform are never skipped.
+        max_skipped: How many samples per epoch this rank may skip.
+        rank: This process's number: by default torch.distributed's, otherwise that in torchrun's environment,
+            otherwise 0.
         world_size: The number of ranks, found in the same way.
 
     Attributes:
@@ -120,11 +122,11 @@ class ShardLoader:
     Raises:
         ArgumentError: An argument is out of range, or ``memory`` is too small for the blocks that the order holds open;
             or while iterating, there are fewer samples than ranks.
-        ShardError: While iterating, a shard is damaged; raised in place of the batch with that sample.
-        CodecError: While iterating, a field cannot be decoded; raised in the same place.
-        SampleError: While iterating, a sample lacks a field; raised in the same place.
-        StateError: While iterating, fewer samples than ranks remain of the epoch of a loaded state.
-        TooManySkippedError: While iterating, more than ``max_skipped`` was skipped, or all of the first batch.
+        ShardError: While iterating, a shard is damaged; raised in place of the batch with the damaged sample.
+        CodecError: While iterating, a field cannot be decoded; raised in place of the batch with that sample.
+        SampleError: While iterating, a sample lacks a field; raised in place of the batch with that sample.
+        StateError: While iterating, fewer samples than ranks remain in the epoch of a loaded state.
+        TooManySkippedError: While iterating, more than ``max_skipped`` samples were skipped, or all of the first batch.
         WorkerError: While iterating, a worker process died.
 
     Example:
@@ -139,7 +141,7 @@ class ShardLoader:
         (4, 1, 0)
     """
 
-    def __init__(  # noqa: PLR0913 - each is a word of its own, and all but the first two are named
+    def __init__(  # noqa: PLR0913 - they are independent, and all but the first two are named
         self,
         dataset: ShardDataset,
         batch_size: int,
@@ -188,12 +190,12 @@ class ShardLoader:
         block_samples = dataset.manifest.block_samples
         self._make_arena = partial(Arena, reader, results, block_samples=block_samples) if is_light else None
         self._make_rows = RowProcesses(maker, self._num_workers) if worker_type == "process" else RowThreads(maker)
-        # The place of the next batch; and the pass that is under way there, after which the next epoch comes. It is a
-        # token and not the pass itself, which must end when the training loop drops it.
+        # The position of the next batch, and the pass that is under way there, which the next epoch follows. The pass
+        # is kept as a token and not as the object itself, which must end when the training loop drops it.
         self._epoch = self._position = self._skipped = 0
         self._pass: object | None = None
         self._empty: Batch | None = None  # the last batch without its rows
-        # A pass of which no batch was taken does not count as an epoch: Lightning makes one as a test.
+        # A pass from which no batch was taken does not count as an epoch: Lightning makes one as a test.
         self._is_used = False
         self._find_batches()
 
@@ -204,19 +206,19 @@ class ShardLoader:
 
     @property
     def skipped(self) -> int:
-        """How many samples this rank has skipped in its latest epoch."""
+        """The number of samples that this rank has skipped in its latest epoch."""
         return self._skipped
 
     @property
     def sampler(self) -> NoReturn:
-        """Not there: loops that find one make a stock ``DataLoader`` of it, whose batches are other ones.
+        """Not available: training frameworks that find one build a stock ``DataLoader`` from it, with other batches.
 
         Raises:
-            AttributeError: Always, with what to do.
+            AttributeError: Always. The message says what to do instead.
         """
         raise AttributeError(
             "a ShardLoader has no sampler: its order is part of it. To resume with an HF Trainer, pass "
-            "ignore_data_skip=True, and give load_state_dict() in on_train_begin what state_dict() returned in on_save",
+            "ignore_data_skip=True, save state_dict() in on_save, and pass it to load_state_dict() in on_train_begin",
             name="sampler",
             obj=self,
         )
@@ -226,7 +228,7 @@ class ShardLoader:
         return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size:,}, {at})"
 
     def __len__(self) -> int:
-        """Return how many batches the next ``iter()`` has; after ``load_state_dict``, how many are left."""
+        """Return the number of batches of the next ``iter()``; after ``load_state_dict``, the number that remains."""
         return self._find_batches().count(self._position if self._pass is None else 0)
 
     def __iter__(self) -> Iterator[Any]:
@@ -252,23 +254,23 @@ class ShardLoader:
         return _restored, (partial(type(self), **self._arguments), {name: getattr(self, name) for name in names})
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter()`` be this epoch, from its beginning, and those after it the following ones.
+        """Make the next ``iter()`` start at the beginning of this epoch, and later ones continue with the next epochs.
 
         It is not needed: each ``iter()`` is the next epoch anyway. If a state of this epoch was loaded, the next
         ``iter()`` still resumes there.
 
         Args:
-            epoch: From 0.
+            epoch: The number of the epoch, from 0.
 
         Raises:
-            ArgumentError: It is negative, or no whole number.
+            ArgumentError: It is negative, or not a whole number.
         """
         epoch = check_whole("epoch", epoch, least=0)
         if self._is_used or epoch != self._epoch:
             self._pass, self._is_used, self._epoch, self._position = None, False, epoch, 0
 
     def state_dict(self) -> LoaderState:
-        """Return the loader's place: after the last batch that ``next()`` returned. See ``LoaderState``."""
+        """Return the loader's position, which is after the last batch that ``next()`` returned. See ``LoaderState``."""
         return {
             "version": STATE_VERSION,
             "dataset": self.dataset.digest,
@@ -281,15 +283,15 @@ class ShardLoader:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` resume where a state was taken.
+        """Make the next ``iter()`` resume where a state was taken.
 
-        The number of ranks, of workers and of samples a batch may have changed since.
+        The number of ranks, of workers and of samples per batch may have changed since.
 
         Args:
-            state_dict: What ``state_dict()`` returned, on any rank.
+            state_dict: The state that ``state_dict()`` returned, on any rank.
 
         Raises:
-            StateError: It is of another dataset, selection or order, or is not a state. The loader is as before.
+            StateError: It is of another dataset, selection or order, or is not a state. The loader is unchanged.
 
         Example:
             >>> import tempfile, shardkit
@@ -312,7 +314,7 @@ class ShardLoader:
 
     def _check_state(self, state: Mapping[str, Any]) -> tuple[int, int]:
         if not isinstance(state, Mapping) or "version" not in state:
-            raise StateError(f"{str(state)[:80]!r} is no state of a ShardLoader; pass what state_dict() returned")
+            raise StateError(f"{str(state)[:80]!r} is not a state of a ShardLoader; pass what state_dict() returned")
         if state["version"] != STATE_VERSION:
             raise StateError(
                 f"the state is of version {state['version']!r}, this shardkit reads version {STATE_VERSION}; use the "
@@ -322,7 +324,7 @@ class ShardLoader:
         remedies = {
             "dataset": "open the dataset and the selection (where=, subset) that it was taken with",
             "block_samples": "the dataset was indexed anew with other blocks; restore its index",
-            "shuffle": "pass shuffle={}",  # before the lanes, of which an order that is not shuffled has one
+            "shuffle": "pass shuffle={}",  # before the lanes: an order that is not shuffled has one lane
             "seed": "pass seed={}",
             "lanes": "pass lanes={}",
         }
@@ -340,7 +342,7 @@ class ShardLoader:
         return state["epoch"], state["position"]
 
     def _find_batches(self) -> Batches:
-        """Return where batches begin and end. The world size is looked up now, as a job may join others late."""
+        """Return where batches begin and end. The world size is looked up now: torch.distributed may start late."""
         _, world_size = find_place(*self._place)
         lanes_of_rank = min(self._lanes, -(-self._lanes // world_size) + (self._lanes % world_size > 0))
         total = self.dataset.block_bytes * self.dataset.num_blocks
@@ -372,7 +374,7 @@ class ShardLoader:
         )
 
     def _take(self, token: object, finished: Finished | None) -> Any:
-        """Return the batch that a pass has made, and move the loader behind it; None is the end of the pass.
+        """Return the batch that a pass has made, and move the loader after it; None is the end of the pass.
 
         Only the latest pass moves the loader.
 
@@ -407,19 +409,19 @@ class ShardLoader:
                 raise too_many_skipped(self._epoch, f"{problem}; repair the shards or raise it", error) from error
 
     def _filled(self, finished: Finished) -> Batch:
-        """Return a batch; if all of its rows were skipped, the one before it, without its rows."""
+        """Return a batch; if all of its rows were skipped, the previous batch without its rows."""
         if finished.value is not None:
             self._empty = without_rows(finished.value)
         elif self._empty is None:
             error = finished.skipped[-1]
-            problem = "all samples of a batch were skipped, and there is none before it that says what one is like"
-            remedy = "repair the shards, or pass a collate_fn, which is given an empty list then"
+            problem = "all samples of a batch were skipped, and there is no batch before it to copy the fields from"
+            remedy = "repair the shards, or pass a collate_fn, which then gets an empty list"
             raise too_many_skipped(self._epoch, f"{problem}; {remedy}", error) from error
         return finished.value or without_rows(self._empty)
 
 
 class _Pass:
-    """One iteration over a loader. Its threads end when it ends, also by an error, or when nothing refers to it."""
+    """One iteration over a loader. Its threads end when it ends, fails, or is no longer referenced."""
 
     def __init__(self, take: Callable[[Finished | None], Any], engine: Engine) -> None:
         self._take = take
@@ -450,12 +452,12 @@ class _Pass:
 
 
 def _short(value: object) -> str:
-    """Return a value of a state as a message shows it: of a digest, as much as tells it from another."""
+    """Return a value of a state for a message, with a digest shortened to its first characters."""
     return f"'{value[:12]}...'" if isinstance(value, str) and len(value) > 12 else repr(value)
 
 
 def _restored(make: Callable[[], ShardLoader], place: Mapping[str, Any]) -> ShardLoader:
-    """Return a new loader at the place of another."""
+    """Return a new loader at the position of another."""
     loader = make()
     vars(loader).update(place)
     return loader

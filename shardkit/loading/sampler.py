@@ -14,24 +14,25 @@ _AT_A_TIME = 1 << 14  # positions that are planned at a time: about 10 ms, or a 
 
 
 class ShardSampler(Sampler[list[int]]):
-    """Yield the numbers of the samples of each batch of this rank, in the order of a ``ShardLoader``.
+    """Yield the sample numbers of each batch of this rank, in the order of a ``ShardLoader``.
 
-    Pass it to a stock ``DataLoader`` as ``batch_sampler=``, not as ``sampler=``: only then every rank gets the same
-    number of batches. The order is the same for any ``num_workers``. Every sample comes exactly once an epoch, over all
-    ranks.
+    Pass it to a stock ``DataLoader`` as ``batch_sampler=``, not as ``sampler=``: only then does every rank get the same
+    number of batches. The order is the same for any ``num_workers``. Every sample is returned exactly once per epoch,
+    over all ranks.
 
     Each iteration is the next epoch, from 0. Only a ``ShardLoader`` can resume within an epoch. Lightning uses its own
     sampler instead, unless its Trainer is given ``use_distributed_sampler=False``.
 
     Args:
         dataset: The dataset.
-        batch_size: How many samples a batch of this rank has. The last may have fewer; where fewer samples than ranks
-            would remain, they join the batch before, and some ranks get one more.
-        shuffle: Another order every epoch. False for the dataset's own order.
+        batch_size: How many samples a batch of this rank has. The last batch may have fewer. If fewer samples than
+            ranks would remain after a batch, they are added to it, and some ranks get one more.
+        shuffle: Whether each epoch has a different order. False for the dataset's own order.
         seed: The key of the orders.
         lanes: How many places of the dataset a batch draws from; by default as for ``ShardLoader``.
         drop_last: Leave out the last batch if it is not full.
-        rank: This process's number, by default torch.distributed's, else that in torchrun's environment, else 0.
+        rank: This process's number: by default torch.distributed's, otherwise that in torchrun's environment,
+            otherwise 0.
         world_size: The number of ranks, found in the same way.
 
     Raises:
@@ -74,22 +75,24 @@ class ShardSampler(Sampler[list[int]]):
         self._find_batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, and those after it the following ones. It is not needed.
+        """Make the next iteration this epoch, and later iterations the epochs that follow.
+
+        It is not needed: each iteration is the next epoch anyway.
 
         Args:
-            epoch: From 0.
+            epoch: The number of the epoch, from 0.
 
         Raises:
-            ArgumentError: It is negative, or no whole number.
+            ArgumentError: It is negative, or not a whole number.
         """
         self._epoch = check_whole("epoch", epoch, least=0)
 
     def __len__(self) -> int:
-        """Return how many batches every rank has."""
+        """Return the number of batches, which is the same for every rank."""
         return self._find_batches()[0].count()
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Not before the first batch is asked for: a DataLoader with workers calls iter() twice for its first epoch.
+        # Only when the first batch is requested: a DataLoader with workers calls iter() twice for its first epoch.
         epoch, self._epoch = self._epoch, self._epoch + 1
         batches, rank = self._find_batches()
         if batches.leaves_ranks_empty(0):
@@ -108,7 +111,7 @@ class ShardSampler(Sampler[list[int]]):
                 yield batch.tolist()
 
     def _find_batches(self) -> tuple[Batches, int]:
-        """Return the batches of an epoch, and the rank. It is looked up now, as a job may join others late."""
+        """Return the batches of an epoch, and the rank. It is looked up now: torch.distributed may start late."""
         rank, world_size = find_place(*self._place)
         batches = Batches(
             num_samples=len(self.dataset),

@@ -37,80 +37,81 @@ from shardkit.transforms.rng import Rng
 
 T = TypeVar("T")
 
-# The purpose of each key, so that no two choices of an epoch use the same random numbers.
+# The purpose of each key, so that no two random choices of an epoch use the same numbers.
 _SHARDS, _BUFFER, _REST, _TRANSFORM = 1, 2, 3, 4
 _DRAWS = 1024
 
 
 class StreamWarning(UserWarning):
-    """Something that a stream cannot promise, and that its user should know."""
+    """Warns of something that a stream cannot guarantee and that its user should know."""
 
 
 class ShardStream(IterableDataset[Any]):
     """Stream the samples of shards, strictly forward, for a training loop or a ``DataLoader``.
 
-    Every shard is read by exactly one DataLoader worker of one rank, so every sample comes exactly once an epoch. Every
-    iteration is the next epoch and has another order; the same seed, epoch, ranks and workers give the same order
-    again. A damaged shard is an error, never a shorter one.
+    Every shard is read by exactly one DataLoader worker of one rank, so every sample is returned exactly once per
+    epoch. Every iteration is the next epoch and has a different order; the same seed, epoch, ranks and workers give the
+    same order again. A damaged shard is an error; it is never read as a shorter shard.
 
-    Workers that have no shard end at once, so give at least ``world_size * num_workers`` shards. Ranks have different
+    Workers without a shard end immediately, so give at least ``world_size * num_workers`` shards. Ranks have different
     numbers of batches. There is no ``len()``: how many samples a worker gets depends on its shards, and torch would
-    rely on a wrong length. ``num_samples`` is the number of all samples, if manifests say it.
+    rely on a wrong length. ``num_samples`` is the number of all samples, if manifests contain it.
 
-    In a ``DataLoader``, either let it make the batches (``batch_size=32`` there), or make them here and pass it
-    ``batch_size=None``, which sends whole batches between processes and is faster.
+    With a ``DataLoader``, either let it make the batches (pass ``batch_size=32`` to it), or make them here and pass it
+    ``batch_size=None``. The latter sends whole batches between processes and is faster.
 
     Args:
         urls: A dataset's folder, shards, brace patterns, wildcards, ``-`` for standard input (without workers), or a
-            list of these. Only shards of a folder with a manifest are compared with their indexes, which finds changed
-            data.
+            list of these. Only shards of a folder with a manifest are compared with their indexes, which detects
+            changed data.
         fields: What to read, all by default: ``("jpg", "cls")``, or ``{"image": "jpg;png", "label": "cls?"}`` with
-            new names, alternatives, and ``?`` for None where there is none. An image may say how it is decoded:
-            ``"seg.png:unchanged"`` for what is stored (grey, 16 bits, palette numbers), ``:pil``, ``:bytes``, or
-            ``:rgb``, the default. Other fields are not kept or decoded, and large ones not read from uncompressed
-            local files.
-        decode: True for values as the fields' names say, False for bytes, or a ``Decoder`` with other settings.
-        shuffle: Another order of shards and samples every epoch. False for the order as given, one shard after the
-            other.
+            new names, alternatives, and ``?`` for None where the field is missing. A name may say how an image is
+            decoded: ``"seg.png:unchanged"`` for the stored values (grey, 16 bits, palette numbers), ``:pil``,
+            ``:bytes``, or ``:rgb``, the default. Other fields are not kept or decoded, and large ones are not read from
+            uncompressed local files.
+        decode: True to decode fields by their names, False for bytes, or a ``Decoder`` with other settings.
+        shuffle: Whether each epoch has a different order of shards and samples. False for the order as given, one shard
+            after the other.
         seed: The key of the orders.
         buffer_size: How many undecoded samples are mixed; 0 mixes none, so that only the order of shards changes. The
-            first sample comes when the buffer is full.
-        open_shards: How many shards are read in turns into the buffer, so that it does not hold a part of one shard
-            only. Each takes up to a megabyte of memory, and is one more place for a disk to read from: the read-ahead
-            of a spinning disk serves 4, and a buffer of 1 000 still has 250 samples of each.
-        transform: Called with every decoded sample, and what it returns is yielded; or for single fields a mapping
-            like ``{"image": function}``, which leaves None as it is, or for several ``{("image", "mask"): function}``
-            of a dict. An image transform decodes the image itself. A parameter named ``rng`` gets an ``Rng`` keyed by
-            seed, epoch and the sample's key. Its errors are never skipped.
+            first sample is returned when the buffer is full.
+        open_shards: How many shards are read in turns into the buffer, so that it holds samples of more than one shard.
+            Each takes up to a megabyte of memory, and is one more place for a disk to read from: the read-ahead of a
+            spinning disk serves 4, and a buffer of 1 000 still has 250 samples of each.
+        transform: Called with every decoded sample, and its return value is yielded. Or a mapping like
+            ``{"image": function}`` for single fields, which leaves None unchanged, or for several fields
+            ``{("image", "mask"): function}``, with a function of a dict. An image transform decodes the image itself.
+            A parameter named ``rng`` gets an ``Rng`` keyed by seed, epoch and the sample's key. Errors of a transform
+            are never skipped.
         batch_size: How many samples a batch has. Batches are made by torch's ``default_collate``: arrays become tensors
-            with one more dimension in front, keys become lists. Images become uint8, (batch, 3, height, width), with
-            the channels last in memory; unchanged ones may have other channels, or none, or be uint16. By default,
+            with a new first dimension, keys become lists. Images become uint8, (batch, 3, height, width), with the
+            channels last in memory; ``:unchanged`` images may have other channels, or none, or be uint16. By default,
             single samples are yielded.
         drop_last: Leave out the last batch of a worker if it is not full.
         on_error: ``"skip"`` leaves out samples with a field that is missing or cannot be decoded, and the rest of
             damaged shards, with a line in the log for each shard. Files that are missing or cannot be read are always
             errors.
-        max_skipped: How many samples and shards together an epoch may leave out, over all workers of this rank.
-        rank: This process's number, by default torch.distributed's if it is initialised, else torchrun's ``RANK``,
-            else 0.
+        max_skipped: How many samples and shards together may be left out per epoch, over all workers of this rank.
+        rank: This process's number: by default torch.distributed's if it is initialised, otherwise torchrun's ``RANK``,
+            otherwise 0.
         world_size: The number of ranks, with the same defaults.
-        allow_any_url: Let a manifest name shards outside its folder, as ``shardkit index --out`` makes them.
+        allow_any_url: Let a manifest name shards outside its folder, as ``shardkit index --out`` writes them.
         storage_options: Passed to the storage.
 
     Attributes:
         num_samples: How many samples all ranks have together; None if a shard has no manifest.
         classes: The names of the classes, by number; empty if they are not known. Different class lists of several
-            datasets are joined into one, and class numbers are mapped to it, in fields whose name ends in ``cls``.
+            datasets are joined into one, and class numbers are mapped to it in fields whose name ends in ``cls``.
 
     Raises:
         ArgumentError: An argument is out of range, or only one of rank and world_size is known.
         DatasetError: There are no shards, or a manifest is not usable. Or some datasets name their classes, and another
             one has class numbers without names. While iterating, an index is not usable.
-        StorageError: Shards or indexes on this machine are missing. While iterating, one is, or cannot be read.
+        StorageError: Shards or indexes on this machine are missing. While iterating, one is missing or cannot be read.
         ShardError: While iterating, a shard is damaged.
         CodecError: While iterating, a field cannot be decoded.
         SampleError: While iterating, a sample lacks a field, or a class number that must be mapped has no name.
-        TooManySkippedError: While iterating, more than ``max_skipped`` was left out.
+        TooManySkippedError: While iterating, more than ``max_skipped`` samples and shards were left out.
 
     Example:
         >>> import tempfile, shardkit
@@ -122,7 +123,7 @@ class ShardStream(IterableDataset[Any]):
         (100, True)
     """
 
-    def __init__(  # noqa: PLR0913 - each is a word of its own, and all but the first are named
+    def __init__(  # noqa: PLR0913 - they are independent, and all but the first are named
         self,
         urls: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
@@ -144,7 +145,7 @@ class ShardStream(IterableDataset[Any]):
     ) -> None:
         check_choice("on_error", on_error, ("raise", "skip"))
         self._place = rank, world_size
-        find_place(rank, world_size)  # wrong ones are an error before anything is read
+        find_place(rank, world_size)  # so that wrong ones are refused before anything is read
         self._selection = FieldSelection.parse(fields)
         self._decoder = parse_decode(decode, self._selection)
         self._shuffle = shuffle
@@ -171,7 +172,8 @@ class ShardStream(IterableDataset[Any]):
         self.classes, self._class_maps = join_class_lists(self._shards, self._selection)
         self._epochs = SharedEpochs()
         self._has_stdin = any(location.url == STDIN for location in self._shards)
-        #: of the loader that this worker process belongs to, and how often it, or else this process, has iterated
+        # The seed of the loader that this worker process belongs to; and how often that loader, or without workers this
+        # process, has iterated.
         self._worker_seed: int | None = None
         self._iterations = 0
         counts = [None if location.shard is None else location.shard.samples for location in self._shards]
@@ -183,25 +185,25 @@ class ShardStream(IterableDataset[Any]):
         return f"ShardStream({samples} in {len(self._shards):,} shards)"
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, and those after it the following ones.
+        """Make the next iteration this epoch, and later iterations the epochs that follow.
 
         It is not needed: every iteration is the next epoch anyway. The same epoch has the same order again.
 
         Args:
-            epoch: From 0.
+            epoch: The number of the epoch, from 0.
 
         Raises:
-            ArgumentError: It is negative, or no whole number.
+            ArgumentError: It is negative, or not a whole number.
         """
         self._epochs.set_next(check_whole("epoch", epoch, least=0))
 
     @property
     def skipped(self) -> Skipped:
-        """The samples and shards left out so far in the latest epoch, over all workers of this rank."""
+        """The numbers of samples and shards left out so far in the latest epoch, over all workers of this rank."""
         return self._epochs.skipped
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a generator: every worker must join its pass when torch calls this, and not with its first sample.
+        # Not a generator: every worker must join its pass when torch calls this, not when it asks for the first sample.
         worker = get_worker_info()
         if self._has_stdin and self._iterations:
             raise ArgumentError("standard input can be read once, and was; for more epochs, write it to a file first")
@@ -216,7 +218,7 @@ class ShardStream(IterableDataset[Any]):
             self._worker_seed = base
             number, workers = worker.id, worker.num_workers
             current = self._epochs.begin(derive(base, self._iterations, workers), number)
-        rank, world_size = find_place(*self._place)  # not before: torch.distributed may be initialised late
+        rank, world_size = find_place(*self._place)  # not earlier: torch.distributed may be initialised late
         shards = [self._shards[i] for i in self._shard_order(current.epoch)[rank::world_size][number::workers]]
         key = derive(self._seed, current.epoch, _BUFFER, rank, number)
         return self._run(shards, current, key)
@@ -276,13 +278,13 @@ class ShardStream(IterableDataset[Any]):
         if world_size > 1:
             _warn_user(
                 f"ShardStream deals whole shards to {world_size} ranks, so they have different numbers of batches. "
-                "What waits for all ranks at every step, as DistributedDataParallel does, hangs at an epoch's end; "
+                "Code that waits for all ranks at every step, like DistributedDataParallel, hangs at an epoch's end; "
                 "stop all ranks after a number of batches that each of them has"
             )
         if self.num_samples is None:
             _warn_user(
-                "these shards are read without an index: cut shards are noticed, changed data is not, and there is no "
-                "exact resuming. 'shardkit index FOLDER' makes one; then give the folder instead of its shards"
+                "these shards are read without an index: cut shards are detected, changed data is not, and there is no "
+                "exact resuming. 'shardkit index FOLDER' makes one; then pass the folder instead of its shards"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -328,7 +330,7 @@ def _interleave(sources: Iterator[Generator[T, None, None]], at_once: int) -> It
 
 
 def _mix(samples: Iterator[T], buffer_size: int, key: int) -> Iterator[T]:
-    """Yield all samples, each from a random place of a full buffer; at the end, the rest of it in random order."""
+    """Yield all samples, each from a random place of a full buffer, and finally the rest of the buffer, shuffled."""
     buffer = list(islice(samples, buffer_size))
     places = _draws(buffer_size, key)
     for sample, place in zip(samples, places, strict=False):
@@ -339,7 +341,7 @@ def _mix(samples: Iterator[T], buffer_size: int, key: int) -> Iterator[T]:
 
 
 def _draws(below: int, key: int) -> Iterator[int]:
-    """Yield random numbers in [0, below) without end, always the same for a key."""
+    """Yield an endless sequence of random numbers in [0, below), always the same for a key."""
     start = np.uint64(0)
     while True:
         numbers = mix64_array(mix64_array(np.arange(_DRAWS, dtype=np.uint64) + start) ^ np.uint64(key))
@@ -356,7 +358,7 @@ def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Ite
         except (RuntimeError, TypeError, KeyError) as error:
             error.add_note(
                 "The samples of a batch must have the same fields, of equal shapes and not None: bring them into one "
-                "shape with transform=, or leave batch_size out and give the DataLoader a collate_fn"
+                "shape with transform=, or omit batch_size and give the DataLoader a collate_fn"
             )
             raise
         yield collated

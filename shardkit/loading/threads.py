@@ -1,8 +1,8 @@
-"""Threads that do small tasks in the order given, and end when they are told to, or with the program.
+"""Threads that do small tasks in the order given. They end when they are closed, or with the program.
 
 They cost less than those of ``concurrent.futures``, which makes an object with a lock for each task. They are also
 safer in a training loop: with ``concurrent.futures``, a Ctrl-C while a thread starts may leave a thread behind, and the
-program then waits for it for ever.
+program then waits for it forever.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 _Task: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]] | None"
 
-_EXIT_SECONDS = 5.0  # that a program waits at its end for running tasks: it must not end in the middle of torch's code
+_EXIT_SECONDS = 5.0  # a program waits this long for running tasks: it must not exit in the middle of torch's code
 
 
 class Failures(Protocol):
@@ -66,7 +66,7 @@ class Threads:
         return not all(thread.is_alive() or thread.ident is None for thread in self._threads)
 
     def add(self, count: int) -> None:
-        """Start ``count`` more threads."""
+        """Start ``count`` additional threads."""
         for number in range(self.count, self.count + count):
             name = f"{self._name}-{number}"
             thread = threading.Thread(target=_work, args=(self._tasks, self._failures), name=name, daemon=True)
@@ -74,11 +74,11 @@ class Threads:
             thread.start()
 
     def submit(self, function: Callable[..., object], *args: Any) -> None:
-        """Add a task, after those that were submitted before."""
+        """Add a task after all that were submitted earlier."""
         self._tasks.put((function, args))
 
     def close(self) -> None:
-        """Tell the threads to end: tasks that have begun are finished, others are dropped. ``join`` waits for it."""
+        """Tell the threads to end: tasks that have begun are finished, others are dropped. ``join`` waits for them."""
         with contextlib.suppress(Empty):
             while True:
                 self._tasks.get_nowait()
@@ -96,7 +96,7 @@ def _work(tasks: "SimpleQueue[_Task]", failures: Failures) -> None:
     try:
         while (task := tasks.get()) is not None:
             task[0](*task[1])
-            del task  # so that what it held is freed before the next wait
+            del task  # so that its arguments are freed before the next wait
     except BaseException as error:  # noqa: BLE001 - the owner of the queue raises it
         failures.put(error)
     finally:

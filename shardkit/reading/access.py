@@ -99,7 +99,7 @@ class ShardAccess:
         )
 
     def open_block(self, shard: int, number: int, buffers: Buffers) -> Block | ResidentBlock:
-        """Return a block to take samples from: only opened if they are large and in the page cache, otherwise read.
+        """Return a block to take samples from; one of large samples in the page cache is only opened, others are read.
 
         The arguments and errors are those of ``read_block``.
         """

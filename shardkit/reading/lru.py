@@ -1,4 +1,4 @@
-"""The most recently used values, kept within a memory bound; and work that is done once for all threads that want it."""
+"""The most recently used values, kept within a memory bound; and work done once for all threads that ask for it."""
 
 import os
 import threading

@@ -274,7 +274,7 @@ def test_a_state_of_another_order_is_refused_for_what_the_user_can_change(datase
 
 @pytest.mark.parametrize("state", [None, {}, {"epoch": 1}, "text"])
 def test_what_is_no_state_is_refused(dataset, state):
-    with pytest.raises(shardkit.StateError, match="is no state of a ShardLoader"):
+    with pytest.raises(shardkit.StateError, match="is not a state of a ShardLoader"):
         ShardLoader(dataset, 8).load_state_dict(state)
 
 
@@ -590,7 +590,8 @@ def test_a_first_batch_of_which_everything_is_skipped_is_an_error_that_says_so(g
     loader = ShardLoader(gaps, 2, shuffle=False, on_error="skip")
     batches = iter(loader)
 
-    with pytest.raises(shardkit.TooManySkippedError, match="all samples of a batch were skipped, and there is none be"):
+    says = "all samples of a batch were skipped, and there is no batch before it to copy the fields from"
+    with pytest.raises(shardkit.TooManySkippedError, match=says):
         next(batches)
     assert list(batches) == []
     assert (loader.skipped, loader.state_dict()["position"]) == (2, 0)

@@ -68,7 +68,7 @@ def test_a_batch_that_lost_all_its_samples_is_like_the_one_before(
             ours = plan.locate(plan.deal(number * size, number * size + size, rank, world_size)).samples.tolist()
             left = [f"{i:03d}" for i in ours if i not in bad]
             if not left and before is None:
-                with pytest.raises(TooManySkippedError, match="there is none before it that says what one is like"):
+                with pytest.raises(TooManySkippedError, match="there is no batch before it to copy the fields from"):
                     next(batches)
                 break
             batch = next(batches)

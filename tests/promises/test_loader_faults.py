@@ -276,7 +276,9 @@ def test_a_state_that_lacks_something_is_refused(dataset):
 
 @pytest.mark.parametrize("state", [[1, 2], {"loader": {"version": 1}}, 7])
 def test_what_holds_a_state_is_none_itself(dataset, state):
-    with pytest.raises(shardkit.StateError, match=r"is no state of a ShardLoader; pass what state_dict\(\) returned"):
+    with pytest.raises(
+        shardkit.StateError, match=r"is not a state of a ShardLoader; pass what state_dict\(\) returned"
+    ):
         ShardLoader(dataset, 8).load_state_dict(state)
 
 
@@ -426,7 +428,7 @@ def test_a_forked_process_does_not_go_on_with_an_iterator_but_may_load_itself(da
     refused, keys_of_child = here.recv(), here.recv()
     child.join()
 
-    assert "an iterator of a ShardLoader was taken along into another process; call iter() there" in refused
+    assert "an iterator of a ShardLoader cannot be used in another process; call iter() there" in refused
     assert len(set(keys_of_child)) == COUNT
     assert child.exitcode == 0
     assert len(set(keys + keys_of(batches))) == COUNT
