@@ -1,7 +1,7 @@
-"""The memory of a batch: each row is written to its place, so that a batch is complete with its last row.
+"""The memory of a batch: each row is written to its place, so that the batch is complete when its last row is written.
 
-The fields, shapes and types are expected to be those of the batch before. Values that are different are collated when
-all rows are made.
+The fields, shapes and types are expected to be those of the previous batch. Values that differ are collated when all
+rows are made.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,8 +19,8 @@ from shardkit.sample import FieldSelection
 if TYPE_CHECKING:
     import torch
 
-_ALIGNMENT = 64  # bytes, of a column: a cache line, for vector instructions
-_LEAST_BYTES = 256  # of a value that gets a place in the batch's memory: collating smaller ones takes no time
+_ALIGNMENT = 64  # bytes, for each column: a cache line, for vector instructions
+_LEAST_BYTES = 256  # the least size of a value in the batch's memory: collating smaller ones takes hardly any time
 
 
 class Placed(Enum):
@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
     Attributes:
         shape: The shape of a value.
-        dtype: Its type, as NumPy writes it.
+        dtype: Its type, as a NumPy type string.
         is_tensor: Whether it is a tensor, and not an array.
     """
 
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a value."""
+        """The size of a value in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
@@ -53,7 +53,7 @@ class Slab:
 
     Args:
         columns: The shape and type of each field.
-        rows: How many rows there is room for.
+        rows: The number of rows for which there is room.
         memory: uint8, (``nbytes``,) or more, with any content.
         shared: The same memory, for other processes to map; None if they cannot.
 
@@ -89,7 +89,7 @@ class Slab:
         return sum(size + -size % _ALIGNMENT for size in (rows * column.nbytes for column in columns.values()))
 
     def row(self, i: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the places of a row's values."""
+        """Return the arrays into which a row's values are written."""
         return {name: array[i] for name, array in self._arrays.items()}
 
     def put(self, value: Any, row: Mapping[str, npt.NDArray[Any]]) -> Any:
@@ -115,24 +115,24 @@ class Slab:
         return torch.from_numpy(array) if self.columns[name].is_tensor else array
 
     def tensor(self, name: str, rows: Sequence[int]) -> "torch.Tensor":
-        """Return the values of a field in some rows: in the slab's memory if these are all rows, else a copy."""
+        """Return the values of a field in some rows: a view of the slab if these are all rows, otherwise a copy."""
         import torch
 
         array, start = self._arrays[name], self._starts[name]
         if len(rows) < self.rows:
             return torch.from_numpy(array[list(rows)])
-        # A view of torch's own tensor: so torch keeps pinned memory in use until copies to a GPU have ended.
+        # A view of torch's own tensor, so that torch does not reuse pinned memory until copies to a GPU have ended.
         dtype = torch.from_numpy(array[:0]).dtype
         return self._memory[start : start + array.nbytes].view(dtype).view(array.shape)
 
 
 class BatchMaker:
-    """Makes batches of rows.
+    """Makes batches from rows.
 
     Args:
         selection: Which fields were picked.
         collate_fn: Makes the batches instead of ``collate``; then they have no slabs.
-        buffers: The memory for slabs, unless that is pinned for a GPU.
+        buffers: The memory for slabs, unless they are in memory pinned for a GPU.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class BatchMaker:
 
     @property
     def nbytes(self) -> int:
-        """The approximate size in bytes of the last slab that was asked for; at least 1."""
+        """The approximate size in bytes of the last requested slab; at least 1."""
         return max(1, Slab.nbytes(self._columns, self._rows))
 
     def slab(self, rows: int) -> Slab | None:
-        """Return the memory for a batch; None if the fields of a batch are not known yet, or have no place there."""
+        """Return the memory for a batch; None if the fields of a batch are not known yet, or none is placed there."""
         import torch
 
         columns, self._rows = self._columns, rows
@@ -174,12 +174,12 @@ class BatchMaker:
             kept: The row of each value in the slab.
 
         Raises:
-            ArgumentError: ``collate_fn`` raised StopIteration. Its other errors pass.
+            ArgumentError: ``collate_fn`` raised StopIteration. Its other errors are raised unchanged.
         """
         if self._collate_fn is not None:
             try:
                 return self._collate_fn(values)
-            except StopIteration as error:  # a loop over batches would end there, and the rest be lost in silence
+            except StopIteration as error:  # a loop over batches would end there, and the rest would be silently lost
                 raise ArgumentError(
                     "collate_fn= raised StopIteration, which would be taken for the end of the epoch; give next() a "
                     "default, or raise another error"
@@ -208,7 +208,7 @@ class BatchMaker:
 
 
 def _taken_out(value: Any, slab: Slab, i: int, made: Collection[str]) -> Any:
-    """Return a transform's value with its placeholders replaced, except for fields that the batch has already."""
+    """Return a transform's value with its placeholders replaced, except for fields that the batch already has."""
     if not isinstance(value, Mapping):
         return value
     names = [name for name in slab.columns if name not in made and value.get(name) is Placed.IN_SLAB]
@@ -240,5 +240,5 @@ def _column(value: Any) -> Column | None:
         return None
     try:
         return Column(tuple(value.shape), value.numpy().dtype.str, is_tensor=True)
-    except TypeError:  # NumPy has no such type, as bfloat16
+    except TypeError:  # NumPy does not have the type, for example bfloat16
         return None

@@ -1,9 +1,9 @@
 """Blocks of small samples -> columns, whole blocks at a time; columns -> batches, gathered without a loop over samples.
 
 If all fields are light (arrays of one shape, numbers, text, bytes) and there is no transform of single samples, a block
-is decoded as a whole when it was read, and its bytes are freed. A batch is then one gather for each field. Blocks that
-are not regular (other fields, other shapes, a value that cannot be decoded) are made row by row, with the same result,
-and with errors in their place in the order.
+is decoded as a whole as soon as it has been read, and its bytes are freed. A batch is then one gather for each field.
+The rows of irregular blocks (other fields, other shapes, a value that cannot be decoded) are made one by one, with the
+same result, and with errors in their place in the order.
 """
 
 import threading
@@ -28,7 +28,7 @@ _NAME = slice(0, 100)  # of a tar header
 _SIZE = slice(124, 135)  # its digits
 _SIZE_END, _KIND, _PREFIX = 135, 156, 345
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-_LEAST_REGULAR = 64  # samples in a block, from which it pays
+_LEAST_REGULAR = 64  # samples in a block; with fewer, reading all headers at once saves no time
 _LARGE = 4096  # bytes; larger values stay in their block until they are needed, so that they are copied only once
 _MAX_DIGITS = 18  # a number of 18 digits always fits into 64 bits
 
@@ -37,7 +37,7 @@ class Values(NamedTuple):
     """The values of a field in a block.
 
     Attributes:
-        array: Numbers, (samples, ...), as torch takes them, or objects, (samples,). It may be a view of the block.
+        array: Numbers, (samples, ...), of a type that torch has, or objects, (samples,). It may be a view of the block.
         are_ints: Whether each value is an int, and not an array without dimensions.
     """
 
@@ -74,7 +74,7 @@ class ColumnReader:
         return all(light_kind(field, self._decoder) for field in asked)
 
     def read(self, block: Block) -> tuple[list[str], dict[str, Values]] | None:
-        """Return a block's keys, and the values of each picked name; None if values differ in kind or are damaged."""
+        """Return a block's keys and the values of each picked name; None if values differ in kind or are damaged."""
         try:
             is_tar = block.is_whole and block.samples >= _LEAST_REGULAR
             found = regular_spans(block.data, block.samples) if is_tar else None
@@ -84,7 +84,7 @@ class ColumnReader:
             keys, spans = found
             chosen = self._selection.choose({KEY: "", **spans}) if self._selection.wanted else {f: f for f in spans}
             columns = {name: self._column(block, name, field, spans) for name, field in chosen.items()}
-        except (ShardkitError, ValueError):  # raised again in its place, when its row is made
+        except (ShardkitError, ValueError):  # raised again in the row's place, when the row is made
             return None
         return keys, columns
 
@@ -115,7 +115,7 @@ class ColumnReader:
     def _arrays(
         decoder: Decoder, data: bytes | memoryview, field: str, begins: IntArray, ends: IntArray
     ) -> npt.NDArray[Any]:
-        """Return the arrays of a field as one array. Raises ValueError if their headers or distances differ."""
+        """Return the arrays of a field as one array. Raises ValueError if their headers or their spacing differ."""
         size, step = int(ends[0] - begins[0]), int(begins[1] - begins[0]) if len(begins) > 1 else 0
         first = decoder.decode(field, bytes(data[int(begins[0]) : int(ends[0])]))
         start = size - first.nbytes
@@ -140,8 +140,8 @@ class Arena:
 
     Args:
         reader: Decodes the blocks.
-        buffers: Memory for batches.
-        places: How many blocks it has room for. The system gives memory only to places that are used.
+        buffers: The memory for batches.
+        places: The number of blocks for which there is room. The system allocates memory only to places that are used.
         block_samples: How many samples a block has at most.
     """
 
@@ -150,11 +150,11 @@ class Arena:
         self._buffers = buffers
         self.block_samples = block_samples
         self._rows = places * block_samples
-        self._columns: dict[str, Values] | None = None  # of the first block; others must have the same, in this order
+        self._columns: dict[str, Values] | None = None  # as in the first block; others must have the same, in order
         self._lock = threading.Lock()
 
     def put(self, place: int, block: Block) -> bool:
-        """Decode a block into a place; return False if it must be made row by row."""
+        """Decode a block into a place; return False if its rows must be made one by one."""
         found = self._reader.read(block)
         if found is None:
             return False
@@ -175,14 +175,14 @@ class Arena:
         return True
 
     def clear(self, place: int) -> None:
-        """Free the objects of a block."""
+        """Free the Python objects of a block."""
         start = place * self.block_samples
         for column, *_ in (self._columns or {}).values():
             if column.dtype == object:
                 column[start : start + self.block_samples] = None
 
     def batch(self, rows: IntArray) -> Batch:
-        """Return a batch of rows, counted over all places, equal to what ``collate`` makes of their samples."""
+        """Return a batch of rows, numbered over all places; it equals what ``collate`` makes of the samples."""
         import torch
 
         batch: Batch = {}
@@ -197,7 +197,7 @@ class Arena:
         return batch
 
     def sample(self, row: int) -> Sample:
-        """Return one sample, equal to a row that is made alone."""
+        """Return one sample, equal to a row that is made on its own."""
         sample: Sample = {}
         for name, (column, are_ints) in (self._columns or {}).items():
             value = column[row]
@@ -209,17 +209,17 @@ class Arena:
 
 
 def _own(values: list[Any]) -> list[Any]:
-    """Return values with views of blocks copied."""
+    """Return values, with views of blocks replaced by copies."""
     if memoryview in set(map(type, values)):
         return [bytes(value) if type(value) is memoryview else value for value in values]
     return values
 
 
 def regular_spans(data: bytes | memoryview, samples: int) -> tuple[list[str], Spans] | None:
-    """Return the keys and spans of a block whose samples all have the same members at the same distances.
+    """Return the keys and spans of a block whose samples all have the same members with the same spacing.
 
-    The headers' checksums are not computed, as that of the block was compared. None if anything differs from the common
-    case: plain headers, and names of one length that differ only in their keys.
+    The headers' checksums are not computed, because the block's checksum was already compared. Return None if anything
+    differs from the common case: plain headers, and names of one length that differ only in their keys.
     """
     if len(data) % (samples * BLOCK_BYTES):
         return None
@@ -269,7 +269,7 @@ def regular_spans(data: bytes | memoryview, samples: int) -> tuple[list[str], Sp
 
 
 def parse_digits(data: bytes | memoryview, begins: IntArray, ends: IntArray) -> IntArray | None:
-    """Return the whole numbers that are written at some places; None if one is not 1 to 18 digits.
+    """Return the whole numbers that are written at some places; None if one does not consist of 1 to 18 digits.
 
     Example:
         >>> parse_digits(b"7,42", np.array([0, 2]), np.array([1, 4]))
@@ -302,15 +302,15 @@ def _are_plain_keys(keys: npt.NDArray[np.uint8]) -> bool:
         return False
     if (keys == ord(".")).any() or (keys == 0).any():
         return False
-    if (keys[1:] == keys[:-1]).all(axis=1).any():  # two that are one
+    if (keys[1:] == keys[:-1]).all(axis=1).any():  # adjacent samples with the same key, which are one sample
         return False
     underscores = keys == ord("_")
     return not (underscores[:, 1:] & underscores[:, :-1]).any()
 
 
 def _octal(digits: npt.NDArray[np.uint8]) -> IntArray | None:
-    """Return the numbers of rows of eleven octal digits; None if there is another character."""
-    values = digits - np.uint8(ord("0"))  # smaller characters wrap around
+    """Return the numbers that rows of eleven octal digits represent; None if there is another character."""
+    values = digits - np.uint8(ord("0"))  # smaller characters wrap around to large values
     return None if (values > 7).any() else values.astype(np.int64) @ _OCTAL
 
 

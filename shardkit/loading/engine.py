@@ -5,12 +5,12 @@
     plan     which blocks and rows each batch of this rank needs; admits blocks while they fit into memory
     fetch    blocks, in the order in which they are needed; blocks of small samples are decoded here as a whole, and
              blocks of large samples that are in the page cache are only opened
-    make     batches whose blocks are all there: chunks of their rows, or a gather from whole blocks
+    make     batches whose blocks have all been fetched: chunks of their rows, or a gather from whole blocks
     next     the next batch in the order, whichever was ready first
 
 Each stage is a pool of threads. No task waits for anything later in the order, so nothing can hang. The blocks of the
-next batch are always admitted, so full memory slows the loader down and never stops it. An error of a block, a row or a
-batch is raised in its place in the order; any other error ends the pass at once.
+next batch are always admitted, so full memory slows the loader down but never stops it. An error of a block, a row or a
+batch is raised in its place in the order; any other error ends the pass immediately.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from shardkit.reading.block import Block
 from shardkit.reading.memory import Buffers
 from shardkit.reading.page_cache import ResidentBlock
 
-_CHUNK_ROWS = 16  # rows that a worker gets at a time: handing them over then costs nothing beside decoding an image
-# How far beyond the batch that the training loop waits for batches are made: this many, ...
+_CHUNK_ROWS = 16  # rows that a worker gets at a time: the cost of passing them is small compared with decoding an image
+# How many batches are made ahead of the one that the training loop waits for: this many, ...
 _AHEAD_BATCHES = 2
 _AHEAD_ROWS = 512  # ... or, if that is more, batches with this many rows together, ...
 _AHEAD_GATHERED_ROWS = 8192  # ... or this many rows if they are gathered, which is as quick as waking a thread; ...
-_AHEAD_BYTES = 32_000_000  # ... but beyond the first, no more than have this many bytes, read or made
-_LOOK_SECONDS = 0.1  # seconds of waiting for batches after which the load of the processors is looked at:
+_AHEAD_BYTES = 32_000_000  # ... but after the first, at most as many as have this many bytes, read or made
+_LOOK_SECONDS = 0.1  # seconds of waiting for batches after which the load of the processors is checked:
 _BUSY = 0.6  # if less than this part of it was spent computing, workers wait for data, and more of them are started
-_LEAST_BLOCK_BYTES = 512  # one member's header, even if a manifest claims more blocks than its shards can have
+_LEAST_BLOCK_BYTES = 512  # one member's header: a limit in case a manifest claims more blocks than its shards can have
 
 
 RowsMaker = Callable[[Sequence[RawRow], Slab | None, int], list[Row]]
@@ -54,10 +54,10 @@ class Finished:
     """A batch.
 
     Attributes:
-        value: What the training loop gets.
-        stop: The position in the epoch after it.
+        value: The batch for the training loop.
+        stop: The position in the epoch after the batch.
         skipped: The errors of the rows that were left out, in order.
-        error: The error to raise in its place.
+        error: The error to raise in place of the batch.
     """
 
     value: Any
@@ -75,7 +75,7 @@ class _Batch:
         self.plan = plan
         self.slab: Slab | None = None
         self.made: list[Row | None] = []
-        self.chunks = 0  # still to be made
+        self.chunks = 0  # how many are still to be made
         self.finished: Finished | None = None
 
 
@@ -86,21 +86,21 @@ class Engine:
         blocks: The source of the blocks.
         plan: The epoch's order.
         batches: Where batches begin and end.
-        position: Where to begin.
-        rank: Which rank's rows.
+        position: The position to begin at.
+        rank: The rank whose rows are made.
         epoch: The epoch's number.
-        make_rows: Makes rows of samples' bytes. Called by ``num_workers`` threads.
-        make_batch: Makes a batch of rows. Called by the same threads.
+        make_rows: Makes rows from samples' bytes. Called by ``num_workers`` threads.
+        make_batch: Makes a batch from rows. Called by the same threads.
         make_arena: Returns an arena with room for a number of blocks; None if batches cannot be gathered.
         skips: Leave out rows that cannot be read or decoded.
         buffers: The memory that blocks are read into.
         num_workers: How many threads make rows at most.
         busy_workers: How many of them are started at first. More are started if they mostly wait.
-        memory: How many bytes of blocks are held at most, unless the next batch needs more. Of a dataset that is not
+        memory: How many bytes of blocks are held at most, unless the next batch needs more. If the dataset is not
             larger, each block is read once.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a pipeline; one place calls it
+    def __init__(  # noqa: PLR0913 - the parts of a pipeline; it is called in one place
         self,
         blocks: Blocks,
         plan: OrderPlan,
@@ -125,15 +125,15 @@ class Engine:
         self._memory = memory
         self._read_bytes = int(batches.batch_size * plan.num_blocks * blocks.block_bytes / max(1, plan.num_samples))
         self._chunk_rows = min(_CHUNK_ROWS, -(-batches.batch_size // num_workers))
-        # Room for the blocks that memory allows, and for those that the next batch may need beyond that. If there are
-        # still more, they are not decoded as a whole.
+        # Room for the blocks that memory allows, and for those that the next batch may need in addition. Any blocks
+        # beyond these are not decoded as a whole.
         beyond = batches.batch_size + plan.lanes
         places = min(memory // max(_LEAST_BLOCK_BYTES, int(blocks.block_bytes)) + beyond, plan.num_blocks + plan.lanes)
         self._arena = make_arena(places) if make_arena else None
         ahead_rows = _AHEAD_GATHERED_ROWS if self._arena else _AHEAD_ROWS
         self._ahead = max(_AHEAD_BATCHES, -(-ahead_rows // batches.batch_size))
-        # A Ctrl-C may come anywhere in Python code, also inside threading.Condition, whose lock would then be in an
-        # unknown state. So the training loop's thread uses only these two, which are written in C.
+        # A Ctrl-C may come anywhere in Python code, even inside threading.Condition, whose lock would then be in an
+        # unknown state. So the training loop's thread uses only these two objects, which are written in C.
         self._lock = threading.RLock()
         self._changes: SimpleQueue[None] = SimpleQueue()
         self._failures: SimpleQueue[BaseException] = SimpleQueue()  # errors without a place in the order
@@ -146,10 +146,10 @@ class Engine:
         self._made: set[int] = set()  # numbers of made batches after the first one that is not made
         self._made_count = 0  # the number of the first batch that is not made
         self._queue: deque[_Batch] = deque()  # admitted, and not yet returned
-        self._given = 0  # batches of the queue that workers have
+        self._given = 0  # how many batches of the queue were given to workers
         self._returned = 0
-        self._is_planned = False  # to the end
-        self._error: Exception | None = None  # of planning, to be raised after the batches that were planned
+        self._is_planned = False  # whether planning has reached the end of the epoch
+        self._error: Exception | None = None  # an error of planning, raised after the batches that were planned
         self._is_planning = False
         self._is_awaited = False  # the training loop waits for the next batch
         self._is_closed = False
@@ -159,16 +159,16 @@ class Engine:
         self._workers = Threads(busy_workers, "shardkit-rows", self._failures)
         self._pools = (self._planner, self._fetcher.threads, self._workers)
         self._busy_workers = busy_workers
-        self._awaited = self._computed = 0.0  # recent seconds of waiting for batches, and of computing meanwhile
+        self._awaited = self._computed = 0.0  # recent seconds of waiting for batches, and of computing in that time
         with self._lock:
             self._plan_soon()
 
     def next(self) -> Finished | None:
-        """Wait for the next batch and return it; None at the end, or when the engine was closed.
+        """Wait for the next batch and return it; None at the end of the epoch, or if the engine was closed.
 
         Raises:
-            WorkerError: A thread has died, or this is another process than the engine's.
-            BaseException: An error of a thread.
+            WorkerError: A thread has died, or the engine was created in another process.
+            BaseException: The error of a thread.
         """
         if os.getpid() != self._process:
             raise WorkerError("an iterator of a ShardLoader cannot be used in another process; call iter() there")
@@ -193,16 +193,16 @@ class Engine:
                         raise self._error
                     return None
                 self._is_awaited = True
-            if has_ended:  # by an error that was raised outside of its code, so that nothing could catch it
+            if has_ended:  # because of an error that was raised outside of its code, where nothing could catch it
                 raise WorkerError("a thread of the loader has died; see above for its error")
             has_changed = self._wait()
 
     def _wait(self) -> bool:
-        """Wait for a change; return whether there was one. Start more workers if the present ones wait, too."""
+        """Wait for a change; return whether there was one. Start more workers if the existing ones wait, too."""
         began, computed = time.perf_counter(), time.process_time()
         has_changed = False
         with contextlib.suppress(Empty):
-            # A Ctrl-C just before the wait is noticed only after it; so the wait has a limit.
+            # A Ctrl-C just before the wait takes effect only after it, so the wait has a time limit.
             self._changes.get(timeout=_LOOK_SECONDS)
             has_changed = True
         if self._workers.count == self._num_workers:
@@ -217,12 +217,12 @@ class Engine:
         return has_changed
 
     def _note_change(self) -> None:
-        """Wake the training loop, so that it looks again."""
+        """Wake the training loop, so that it checks again."""
         if self._changes.empty():
             self._changes.put(None)
 
     def close(self, *, wait: bool) -> None:
-        """End all threads: tasks that have begun are finished, the rest is dropped."""
+        """End all threads: tasks that have begun are finished, the others are dropped."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
@@ -238,10 +238,10 @@ class Engine:
     # Planning
 
     def _plan_soon(self) -> None:
-        """Let the planner admit batches, unless nothing can be gained by it now. The lock is held."""
+        """Make the planner admit batches, unless this would gain nothing now. The lock is held."""
         upcoming = self._upcoming
         if upcoming and not upcoming.wanted and len(self._queue) > 2 * self._ahead:
-            return  # nothing is to be fetched, and waking a thread for one small batch costs more than making it
+            return  # there is nothing to fetch, and waking a thread for one small batch costs more than making it
         if not (self._is_planning or self._is_planned or self._is_closed):
             self._is_planning = True
             self._planner.submit(self._admit_batches)
@@ -251,7 +251,7 @@ class Engine:
         while True:
             try:
                 self._upcoming = self._upcoming or next(self._planned, None)
-            except Exception as error:  # noqa: BLE001 - it is raised after the batches that were planned
+            except Exception as error:  # noqa: BLE001 - raised after the batches that were planned
                 self._error = error
             with self._lock:
                 if self._upcoming is None or self._is_closed:
@@ -280,13 +280,13 @@ class Engine:
     # Making batches
 
     def _take_fetched(self) -> None:
-        """Go on after a block was fetched. The lock is held."""
+        """Continue after a block was fetched. The lock is held."""
         if self._is_awaited and self._queue and not self._fetcher.has(self._queue[0].plan):
             self._fetcher.hurry()
         self._give()
 
     def _give(self) -> None:
-        """Give batches whose blocks are there to the workers, up to a number of batches ahead. The lock is held."""
+        """Give batches whose blocks were fetched to the workers, a limited number ahead. The lock is held."""
         ahead = min(self._ahead, max(1, _AHEAD_BYTES // max(self._read_bytes, self._make_batch.nbytes)))
         while self._given < min(len(self._queue), ahead + 1) and not self._is_closed:
             batch = self._queue[self._given]
@@ -315,7 +315,7 @@ class Engine:
         self._end(batch, finished)
 
     def _make_chunk(self, batch: _Batch, start: int, slots: list[Slot]) -> None:
-        """Make some rows of a batch; with the last rows, make the batch."""
+        """Make some rows of a batch; after the last rows, make the batch."""
         stop = start + len(slots)
         try:
             rows = self._made_rows(batch, start, slots)

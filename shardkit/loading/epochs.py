@@ -1,12 +1,12 @@
-"""The epoch of each pass over a stream, and what was skipped in it, in memory that all worker processes share.
+"""The epoch of each pass over a stream, and the numbers of skipped samples, in memory that all worker processes share.
 
 A ``DataLoader`` does not tell its workers the epoch. Workers may live for one pass or for all, may start at very
-different times, and may belong to loaders that exist at the same time. So each worker says which pass it believes to be
-in, and the first worker of a pass takes the next epoch for all of them.
+different times, and may belong to loaders that exist at the same time. So each worker identifies its pass by a number,
+and the first worker of a pass takes the next epoch for all of them.
 
-The memory is an anonymous file, which forked processes inherit and spawned ones are sent. So it has no name that could
-be left behind or be used twice, and needs no helper process. A record lock guards it, which the system releases when a
-process dies.
+The memory is an anonymous file: forked processes inherit it, spawned processes receive its descriptor. So it has no
+name that could be left behind or used twice, and needs no helper process. It is guarded by a record lock, which the
+system releases when a process dies.
 """
 
 import fcntl
@@ -29,23 +29,24 @@ from shardkit.sample import Sample
 
 _log = logging.getLogger("shardkit")
 
-_COUNT = Struct("<q")  # how many entries there have been
+_COUNT = Struct("<q")  # how many entries have been written
 _ENTRY = Struct("<QQqqqq128s")  # see _Entry
 _KEPT = 256  # entries; older ones are overwritten, when no worker can still start in them or skip something
 _BYTES = _COUNT.size + _KEPT * _ENTRY.size
 _SET = 2  # the identity of an entry that is not a pass but sets the epoch of the next one; those of passes are odd or 0
 
-# Record locks work between processes, this one between threads. A fork waits for it, so that no child gets it locked.
+# Record locks work between processes, this one between threads. A fork waits for it, so that no child inherits it
+# locked.
 _THREADS = threading.Lock()
 os.register_at_fork(before=_THREADS.acquire, after_in_parent=_THREADS.release, after_in_child=_THREADS.release)
 
 
 class Skipped(NamedTuple):
-    """What one epoch has left out so far, over all workers of a rank.
+    """How many samples and shards one epoch has left out so far, over all workers of a rank.
 
     Attributes:
-        samples: Single samples, because a field is missing or cannot be decoded.
-        shards: Shards of which the rest was left out because of damage.
+        samples: The number of single samples that have a field that is missing or cannot be decoded.
+        shards: The number of shards whose remaining samples were left out because of damage.
     """
 
     samples: int
@@ -56,8 +57,8 @@ class Pass(NamedTuple):
     """One pass over a stream.
 
     Attributes:
-        serial: Its number among all entries of the memory.
-        epoch: Which epoch it is.
+        serial: The number of its entry in the memory.
+        epoch: The epoch's number.
     """
 
     serial: int
@@ -71,13 +72,13 @@ class _Entry(NamedTuple):
     epoch: int
     samples: int = 0
     shards: int = 0
-    workers: bytes = b""  # a bit for every worker that has begun
+    workers: bytes = b""  # one bit for each worker, set when it has begun
 
 
 class SharedEpochs:
     """The passes over one stream, in memory that forked and spawned worker processes share.
 
-    A copy, or one that was pickled for anything but a new process, has its own memory with the same content.
+    A copy has its own memory with the same content. So has an unpickled object, unless it was sent to a new process.
 
     Example:
         >>> epochs = SharedEpochs()
@@ -89,19 +90,19 @@ class SharedEpochs:
         self._attach(_anonymous_file())
 
     def set_next(self, epoch: int) -> None:
-        """Let the next pass of this process and its workers be ``epoch``, and the one after it ``epoch + 1``."""
+        """Set the epoch of the next pass of this process and its workers; the pass after it has ``epoch + 1``."""
         with self._locked():
             self._append(_Entry(os.getpid(), _SET, 0, epoch))
 
     def begin(self, identity: int | None = None, worker: int = 0) -> Pass:
         """Return the pass that this process begins; in a worker, the pass that its parent's loader begins.
 
-        Epochs are counted for each process with a training loop, as several may have inherited the same stream.
+        Epochs are counted separately for each process with a training loop: several may have inherited the same stream.
 
         Args:
             identity: A number that is the same for all workers of a pass, and nearly always different for other passes.
-                If it is the same (torch was seeded before every epoch), a worker that has begun this pass already
-                begins the next one. None without workers.
+                If two passes have the same number (because torch was seeded before every epoch), a worker that has
+                already begun the pass begins the next one. None without workers.
             worker: The worker's number.
         """
         parent = parent_process()
@@ -121,7 +122,7 @@ class SharedEpochs:
             return Pass(self._append(_Entry(owner, own, 0, epoch, workers=_bits(1 << worker))), epoch)
 
     def skip(self, current: Pass, *, samples: int = 0, shards: int = 0) -> Skipped:
-        """Count samples and shards that a pass leaves out, and return all that it has left out."""
+        """Count samples and shards that a pass leaves out, and return the totals of the pass."""
         with self._locked():
             entry = self._entry(current.serial)
             if entry.serial != current.serial:
@@ -132,7 +133,7 @@ class SharedEpochs:
 
     @property
     def skipped(self) -> Skipped:
-        """What the latest pass of this process has left out so far."""
+        """The numbers of samples and shards that the latest pass of this process has left out so far."""
         with self._locked():
             passes = (entry for entry in self._newest_first(os.getpid()) if entry.identity != _SET)
             last = next(passes, None)
@@ -184,7 +185,7 @@ class SharedEpochs:
 
 
 class Skipper:
-    """Counts and logs what one pass leaves out, and raises when it is too much."""
+    """Counts and logs the samples and shards that one pass leaves out, and raises an error if there are too many."""
 
     def __init__(self, epochs: SharedEpochs, current: Pass, max_skipped: int) -> None:
         self._epochs = epochs
@@ -200,7 +201,7 @@ class Skipper:
         self._check(self._epochs.skip(self._current, samples=1), error)
 
     def without_damage(self, samples: Iterator[Sample], url: str) -> Generator[Sample, None, None]:
-        """Yield a shard's samples up to damage, if there is any."""
+        """Yield a shard's samples; if it is damaged, skip the samples from the damage on."""
         try:
             yield from samples
         except ShardError as error:
@@ -215,7 +216,7 @@ class Skipper:
 
 
 def too_many_skipped(epoch: int, problem: str, last: BaseException) -> TooManySkippedError:
-    """Return the error for an epoch in which too much was skipped, with the place of the last error."""
+    """Return the error for an epoch in which too much was skipped, with the location of the last error."""
     error = TooManySkippedError(f"epoch {epoch}: {problem}. The last: {last}")
     if isinstance(last, ShardkitError):
         error.url, error.offset, error.key, error.field = last.url, last.offset, last.key, last.field
@@ -223,7 +224,7 @@ def too_many_skipped(epoch: int, problem: str, last: BaseException) -> TooManySk
 
 
 def _anonymous_file() -> int:
-    """Return a descriptor of a file of zeros without a name; its user closes it."""
+    """Return the descriptor of a file of zeros without a name; the caller must close it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("shardkit-epochs")
     else:

@@ -62,8 +62,8 @@ class ShardLoader:
     on ranks, workers or time.
 
     A batch is a dict of the dataset's fields and ``__key__``, the list of keys. A field is a tensor if the values of
-    all samples have one shape and type, otherwise a list. To call ``model(**batch)``, remove the keys before with
-    ``batch.pop("__key__")``, or with a ``collate_fn``. Images are uint8, (batch, 3, height, width), with the channels
+    all samples have one shape and type, otherwise a list. Before ``model(**batch)``, remove the keys with
+    ``batch.pop("__key__")`` or with a ``collate_fn``. Images are uint8, (batch, 3, height, width), with the channels
     last in memory: ``.flatten(1)`` accepts them, ``.view(batch, -1)`` does not. A stock ``DataLoader`` over the dataset
     makes different batches: images are (batch, height, width, 3), and there is also ``__url__``.
 

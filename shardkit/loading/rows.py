@@ -1,8 +1,8 @@
 """The bytes of a sample -> a row of a batch, here or in another process.
 
-A worker process gets the bytes of rows through a pipe, writes the values that it makes of them into the batch, in
-memory that it shares with its parent, and sends back the rest. The memory has no name and the process has no files. So
-nothing is left behind when the parent is killed: the pipe ends, and then the process.
+A worker process gets the bytes of rows through a pipe and makes values from them. It writes them into the batch, in
+memory that it shares with its parent, and sends back those that do not fit there. The memory has no name and the
+process has no files. So nothing is left behind when the parent is killed: the pipe ends, and then the process.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ _TRANSFORM = 4  # the purpose of a key: random numbers of transforms; the order'
 
 
 class RawRow(NamedTuple):
-    """A row to be made: a sample's bytes, and its place in the training.
+    """A row to be made: a sample's bytes, and its epoch and position.
 
     Attributes:
         sample: The fields' bytes, with ``__key__`` and ``__url__``; or the error of reading them.
-        epoch: The epoch.
-        position: The position in the epoch.
+        epoch: The epoch's number.
+        position: The row's position in the epoch.
     """
 
     sample: Sample | Exception
@@ -57,8 +57,8 @@ class Row(NamedTuple):
 
     Attributes:
         value: The value that the transforms returned; None if there was an error.
-        error: The error.
-        is_skippable: Whether the error is one of the sample itself, and not of a transform.
+        error: The error; None if there was none.
+        is_skippable: Whether the error is caused by the sample itself, and not by a transform.
     """
 
     value: Any
@@ -68,13 +68,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Makes rows: picks, decodes, transforms. It can be pickled if the transforms can.
+    """Makes rows: picks, decodes and transforms fields. It can be pickled if the transforms can be.
 
     Attributes:
         selection: Which fields are picked.
         decoder: How they are decoded; None keeps bytes.
-        transforms: Called one after the other.
-        seed: With epoch and position, the key of a transform's random numbers.
+        transforms: The transforms, called one after the other.
+        seed: Together with epoch and position, the key of a transform's random numbers.
     """
 
     selection: FieldSelection
@@ -110,7 +110,7 @@ class RowMaker:
         outs = slab.row(number) if slab else None
         try:
             for transform in self.transforms:
-                # Only the last one writes there directly: it may still read a value that an earlier one has made.
+                # Only the last one writes there directly: it could overwrite an earlier one's value while reading it.
                 value = transform(value, rng, outs if transform is self.transforms[-1] else None)
             if slab and outs:
                 value = slab.put(value, outs)
@@ -121,12 +121,12 @@ class RowMaker:
 
 @lru_cache(16)
 def _epoch_key(seed: int, epoch: int) -> int:
-    """Return the key of an epoch, from which those of its rows are derived."""
+    """Return the key of an epoch, from which the keys of its rows are derived."""
     return derive(seed, epoch, _TRANSFORM)
 
 
 class RowThreads:
-    """Makes rows in the thread that calls it. In such a thread, torch computes without further threads from then on."""
+    """Makes rows in the thread that calls it. From then on, torch uses no additional threads in that thread."""
 
     def __init__(self, maker: RowMaker) -> None:
         self._maker = maker
@@ -146,15 +146,15 @@ class RowThreads:
         return [self._maker(raw, slab, number) for number, raw in enumerate(raws, start)]
 
     def close(self) -> None:
-        """Do nothing: the caller's threads are not ours."""
+        """Do nothing: the threads belong to the caller."""
 
 
 class RowProcesses:
-    """Makes rows in processes, which are started when they are first needed, and kept.
+    """Makes rows in processes, which are started when they are first needed, and then kept.
 
     Args:
         maker: Makes the rows.
-        count: How many processes there are. As many threads may call at a time.
+        count: The number of processes. The same number of threads may call at the same time.
 
     Raises:
         ArgumentError: The transforms or codecs cannot be pickled.
@@ -172,7 +172,7 @@ class RowProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
-        # None wakes a thread that waits, so that it looks again.
+        # None wakes a waiting thread, so that it checks again.
         self._idle: SimpleQueue[_Process | None] = SimpleQueue()
         weakref.finalize(self, _close_all, self._processes)
 
@@ -181,12 +181,12 @@ class RowProcesses:
 
         Args:
             raws: The rows to be made.
-            slab: The memory for values that fit there, of ``SharedBuffers``; others are returned.
+            slab: The memory for values that fit there, from ``SharedBuffers``; others are returned.
             start: The number of the first row in the slab.
 
         Raises:
             WorkerError: The process has died.
-            Exception: Its result cannot be unpickled. After any error, another process takes its place.
+            Exception: Its result cannot be unpickled. After any error, another process replaces it.
         """
         process = self._take()
         try:
@@ -208,7 +208,7 @@ class RowProcesses:
                 return process
 
     def close(self) -> None:
-        """End the processes. Rows that they are making are dropped."""
+        """End the processes. Rows in progress are dropped."""
         self._end(self._processes.copy())
 
     def _end(self, processes: list["_Process"]) -> None:
@@ -224,7 +224,9 @@ class _Process:
     def __init__(self, maker: bytes) -> None:
         context = get_context("spawn")  # a fork would inherit other threads' locks
         self._is_used = threading.Lock()
-        self._mapped: OrderedDict[int, None] = OrderedDict()  # memory that the process has mapped, as _serve notes it
+        self._mapped: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # memory that the process has mapped; it keeps the same list
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, maker), name="shardkit-rows", daemon=True)
         self._process.start()
@@ -258,9 +260,9 @@ class _Process:
         return "its pipe was closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """End the process. Rows that it is making are dropped."""
+        """End the process. Rows in progress are dropped."""
         is_idle = self._is_used.acquire(timeout=1)
-        if not is_idle:  # its transform does not end; the thread that waits for it gets an error
+        if not is_idle:  # its transform does not end; the thread that is waiting for it gets an error
             self._process.kill()
             self._is_used.acquire()
         self._connection.close()
@@ -280,7 +282,7 @@ def _sendable(raw: RawRow) -> RawRow:
 
 
 class _Place(NamedTuple):
-    """Where a process writes rows: the arguments of the slab, and which memory it is in."""
+    """Where a process writes rows: the arguments of the slab, and the number of the memory that holds it."""
 
     columns: Mapping[str, Column]
     rows: int
@@ -290,7 +292,7 @@ class _Place(NamedTuple):
 
 
 def _note(mapped: "OrderedDict[int, V]", number: int, value: V) -> bool:
-    """Note the use of memory, and forget the least recently used; return whether it is new. Both sides do the same."""
+    """Note that memory is used and forget the least recently used; return whether it is new. Both sides do the same."""
     is_new = number not in mapped
     if is_new:
         mapped[number] = value
@@ -315,20 +317,20 @@ def _slab(connection: Connection, place: _Place, mapped: OrderedDict[int, Shared
 
 
 class _Failure(NamedTuple):
-    """What a process sends instead of rows when it can make no more."""
+    """A process sends this instead of rows if it can make no more rows."""
 
     error: BaseException
 
 
 def _serve(connection: Connection, pickled: bytes) -> None:
-    """Make the rows that the parent asks for until it closes the pipe, or send it the error that ended this."""
+    """Make the rows that the parent asks for until it closes the pipe. On an error, send the error and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
     try:
         _make_rows(connection, pickled)
-    except BaseException as error:  # noqa: BLE001 - it is raised in the parent, if that has not closed the pipe
+    except BaseException as error:  # noqa: BLE001 - it is raised in the parent, unless the parent has closed the pipe
         with contextlib.suppress(OSError):
             connection.send(_Failure(_picklable(Row(None, error)).error or error))
-            while os.read(connection.fileno(), 1 << 16):  # what the parent is sending, so that it comes to receive
+            while os.read(connection.fileno(), 1 << 16):  # drop what the parent is sending, so that it can receive
                 pass
     os._exit(0)
 
@@ -354,7 +356,7 @@ def _pickled(rows: list[Row]) -> bytes:
     try:
         pickled = pickle.dumps(rows, protocol=5)
         if any(row.error for row in rows):
-            pickle.loads(pickled)  # noqa: S301 - our own; some errors can be pickled and not unpickled
+            pickle.loads(pickled)  # noqa: S301 - our own; some errors can be pickled but not unpickled
     except Exception:  # noqa: BLE001 - a value or an error cannot be sent
         return pickle.dumps([_picklable(row) for row in rows], protocol=5)
     return pickled
@@ -365,7 +367,7 @@ def _picklable(row: Row) -> Row:
         pickle.loads(pickle.dumps(row))  # noqa: S301 - our own
     except Exception as cause:  # noqa: BLE001 - whatever it is, it cannot be sent
         if row.error is None:
-            return Row(None, WorkerError(f"what transform= returned cannot be sent between processes: {cause}"))
+            return Row(None, WorkerError(f"the result of transform= cannot be sent between processes: {cause}"))
         text = "".join(traceback.format_exception(row.error))
         return Row(None, WorkerError(f"a worker process raised an error that cannot be sent: {text}"))
     return row

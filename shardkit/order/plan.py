@@ -1,4 +1,4 @@
-"""The order of an epoch: the sample at each position, and its rank. It is computed for any position, without I/O.
+"""The order of an epoch: the sample at each position, and its rank. It can be computed for any position, without I/O.
 
 ::
 
@@ -9,8 +9,8 @@
               4 8 3 6
     epoch     one sample of each lane in turn: position p is lane p mod lanes, offset p div lanes
 
-So a batch draws from every lane, a rank reads whole blocks, any position is computed without those before it, and
-nothing depends on ranks, workers or time. The docstring of ``shardkit.order`` specifies it, with test vectors.
+So a batch draws from every lane, a rank reads whole blocks, any position is computed without the earlier ones, and
+nothing depends on ranks, workers or time. The docstring of ``shardkit.order`` specifies the order, with test vectors.
 """
 
 from collections.abc import Iterator
@@ -24,18 +24,19 @@ from shardkit.errors import ArgumentError, check_whole
 from shardkit.hashing import Permutation, UInt64Array, derive, mix64_array
 
 LANES = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60, 120, 240, 480, 960, 1920, 3840)
-"""What ``default_lanes`` chooses from: numbers that many world sizes divide."""
+"""The numbers that ``default_lanes`` chooses from: many world sizes divide them."""
 
 OPEN_BYTES = 512_000_000
-"""How many bytes the open blocks of all lanes may take together, over all ranks."""
+"""How many bytes the open blocks of all lanes may occupy together, over all ranks."""
 
 OPEN_BLOCKS = 2
-"""How many blocks of a lane are open at once: a window mostly reaches into two."""
+"""How many blocks of a lane are open at once: a window usually spans two."""
 
-# What each key is for: the last but one part of every derive().
+# The purpose of each key: the part of every derive() that follows seed and epoch.
 _BLOCKS, _WINDOW, _STAGGER = 1, 2, 3
 
-# Samples that are placed at a time: some arrays of 512 kB, which stay in a core's cache (scripts/bench/bench_order.py).
+# How many samples are located at a time: a few arrays of 512 kB, which stay in a core's cache
+# (scripts/bench/bench_order.py).
 _AT_A_TIME = 1 << 16
 
 IntArray = npt.NDArray[np.int64]
@@ -47,7 +48,7 @@ class Located(NamedTuple):
     Attributes:
         samples: Their numbers in the dataset's order: int64.
         lanes: Their lanes: int64.
-        release: A position of the epoch from which on no sample of the same block comes in the same lane: the first
+        release: A position of the epoch from which on the same lane has no more samples of the same block: the first
             such position, or at most one window of the lane later: int64.
     """
 
@@ -57,13 +58,13 @@ class Located(NamedTuple):
 
 
 class OrderPlan:
-    """The order of one epoch: a permutation of the numbers of a dataset's samples, known at any position.
+    """The order of one epoch: a permutation of the numbers of a dataset's samples, computed at any position.
 
-    It takes memory for the runs, not for the samples, and depends on its arguments only. Other seeds or epochs give
-    other orders; seed and epoch are mixed by a hash, never added.
+    It takes memory for the runs, not for the samples, and depends on its arguments only. Different seeds or epochs give
+    different orders; seed and epoch are mixed by a hash, never added.
 
     Args:
-        run_samples: How many samples each run has. A run is what is cut into blocks: a shard, or one block where a
+        run_samples: How many samples each run has. A run is cut into blocks: it is a shard, or a single block if a
             selection leaves only some of its samples. Runs without samples have no block.
         block_samples: How many samples a block has; the last of a run may have fewer.
         seed: Any whole number.
@@ -72,13 +73,13 @@ class OrderPlan:
         shuffle: False for the order of the dataset, in one lane.
 
     Attributes:
-        num_samples: How many samples, so also positions, there are.
-        num_blocks: How many blocks they lie in.
-        lanes: How many lanes there are.
+        num_samples: The number of samples, which is also the number of positions.
+        num_blocks: The number of blocks that contain them.
+        lanes: The number of lanes.
         window_samples: How many samples of a lane are mixed together.
 
     Raises:
-        ArgumentError: An argument is not in its range.
+        ArgumentError: An argument is out of range.
 
     Example:
         >>> plan = OrderPlan([5, 4], 2, seed=0, epoch=0, lanes=2)
@@ -108,7 +109,7 @@ class OrderPlan:
         self.shuffle = shuffle
         self._block_samples = size
         self._runs = runs
-        self._first_sample = prefix_sums(runs)  # of each run
+        self._first_sample = prefix_sums(runs)  # the number of each run's first sample
         self._first_block = prefix_sums(-(-runs // size))
         self.num_samples = int(self._first_sample[-1])
         self.num_blocks = int(self._first_block[-1])
@@ -119,16 +120,16 @@ class OrderPlan:
             places = self._permutation.forward(places)
         by_place = np.argsort(places)
         # If all blocks had the full length, the offset of a block on the line would be its place times that length. So
-        # only the samples that short blocks lack before an offset have to be known.
+        # it is enough to know how many samples the short blocks before an offset lack.
         self._missing = prefix_sums((size - runs[short] % size)[by_place])
         self._short_places = places[by_place]
         self._short_ends = (self._short_places + 1) * size - self._missing[1:]
-        # As many samples as a block has on average, so that a lane has about two blocks open whatever was selected.
+        # As many samples as a block has on average, so that a lane has about two blocks open for any selection.
         self.window_samples = -(-self.num_samples // self.num_blocks) if self.num_blocks else 1
         self._window_key = derive(seed, epoch, _WINDOW)
         self._lengths = (self.num_samples - np.arange(self.lanes) + self.lanes - 1) // self.lanes
-        self._starts = prefix_sums(self._lengths)  # of each lane on the line
-        self._stagger = np.zeros(self.lanes, dtype=np.int64)  # the length of each lane's first window, if not 0
+        self._starts = prefix_sums(self._lengths)  # where each lane begins on the line
+        self._stagger = np.zeros(self.lanes, dtype=np.int64)  # the length of each lane's window 0, which may be empty
         if shuffle:
             keys = _derive_each(np.uint64(derive(seed, epoch, _STAGGER)), np.arange(self.lanes))
             self._stagger = (keys % np.uint64(self.window_samples)).astype(np.int64)
@@ -136,7 +137,7 @@ class OrderPlan:
     def samples_at(self, positions: npt.ArrayLike) -> IntArray:
         """Return the numbers of the samples at any positions, in the dataset's order: int64, (positions,).
 
-        Many at once, up to about 100 000, cost much less each than single ones: a window is mixed once for each call.
+        Asking for many at once, up to about 100 000, costs much less per sample: a call mixes each window once.
 
         Raises:
             ArgumentError: A position is not in the epoch.
@@ -144,10 +145,10 @@ class OrderPlan:
         return self.locate(positions).samples
 
     def locate(self, positions: npt.ArrayLike) -> Located:
-        """Return the numbers of the samples at any positions, their lanes, and when their blocks are done with.
+        """Return the numbers of the samples at any positions, their lanes, and when their blocks are no longer needed.
 
-        A block that the end of a lane cuts in two counts as two: one lane is done with it long before the other begins
-        it. There are at most ``lanes - 1`` of these.
+        A block that the end of a lane cuts in two counts as two: one lane has finished it long before the other begins
+        it. There are at most ``lanes - 1`` such blocks.
 
         Raises:
             ArgumentError: A position is not in the epoch.
@@ -168,7 +169,7 @@ class OrderPlan:
         return found
 
     def positions_of(self, samples: npt.ArrayLike) -> IntArray:
-        """Return the positions at which samples come, the inverse of ``samples_at``: int64, (samples,).
+        """Return the positions of samples, the inverse of ``samples_at``: int64, (samples,).
 
         Raises:
             ArgumentError: A sample is not in the dataset.
@@ -211,8 +212,8 @@ class OrderPlan:
             ids: The window of each element.
 
         Yields:
-            The numbers of some elements; for each of these, which of the windows it is in; for each of the windows,
-            the number of one element.
+            The numbers of some elements; for each of these elements, which of the windows it is in; for each of the
+            windows, the number of one of its elements.
         """
         order = np.argsort(ids)
         begins = np.flatnonzero(np.diff(ids[order], prepend=-1))
@@ -225,11 +226,11 @@ class OrderPlan:
     def _fill(
         self, found: Located, chosen: IntArray, rows: IntArray, offsets: IntArray, lanes: IntArray, windows: IntArray
     ) -> None:
-        """Fill in what is found at positions that lie in some windows."""
+        """Fill in the samples and releases at positions that lie in some windows."""
         lows, sizes = self._bounds(lanes, windows)
         within = np.minimum(np.arange(self.window_samples), sizes[:, None] - 1)
         line = self._starts[lanes, None] + lows[:, None] + within
-        # Neighbours share a block, so blocks are looked up once.
+        # Neighbours mostly share a block, so each block is looked up only once.
         places, rest = self._places(line)
         is_new = np.diff(places, axis=1, prepend=-1) != 0
         piece = np.cumsum(is_new).reshape(is_new.shape) - 1
@@ -242,7 +243,7 @@ class OrderPlan:
         found.release[chosen] = self._releases(ends, lanes[np.nonzero(is_new)[0]])[pieces]
 
     def _mix(self, lanes: IntArray, windows: IntArray, sizes: IntArray) -> IntArray:
-        """Return the order of the samples of windows: int64, (windows, samples). Numbers beyond a window come last."""
+        """Return the order of the samples of windows: int64, (windows, samples). Numbers past the end come last."""
         keys = _derive_each(_derive_each(np.uint64(self._window_key), lanes), windows)
         numbers = np.arange(self.window_samples)
         hashes = _derive_each(keys[:, None], numbers)
@@ -251,7 +252,7 @@ class OrderPlan:
         return order
 
     def _places(self, line: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the places of the blocks at offsets of the line, and how far the offsets are in their blocks."""
+        """Return the places of the blocks at offsets of the line, and the offsets within these blocks."""
         padded = line + self._missing[np.searchsorted(self._short_ends, line, side="right")]
         return np.divmod(padded, self._block_samples)
 
@@ -263,13 +264,18 @@ class OrderPlan:
         return self._first_sample[runs] + before, starts + np.minimum(self._block_samples, self._runs[runs] - before)
 
     def _releases(self, ends: IntArray, lanes: IntArray) -> IntArray:
-        """Return the positions after the windows in which blocks that end at offsets of the line end in lanes."""
+        """Return the first positions after the last windows that need some blocks.
+
+        Args:
+            ends: Where the blocks end on the line.
+            lanes: The lane of each block.
+        """
         last = np.minimum(ends, self._starts[lanes + 1]) - 1 - self._starts[lanes]
         release: IntArray = (self._ends(lanes, self._windows(lanes, last)) - 1) * self.lanes + lanes + 1
         return release
 
     def _windows(self, lanes: IntArray, offsets: IntArray) -> IntArray:
-        """Return the numbers of the windows that offsets of lanes are in."""
+        """Return the numbers of the windows that contain offsets of lanes."""
         windows: IntArray = (offsets + self.window_samples - self._stagger[lanes]) // self.window_samples
         return windows
 
@@ -286,9 +292,9 @@ class OrderPlan:
     def ranks(self, start: int, stop: int, world_size: int) -> IntArray:
         """Return which rank gets each position of the global batch ``[start, stop)``: int64, (stop - start,).
 
-        The ranks' numbers of positions differ by at most one. If ``world_size`` divides the lanes, each rank has lanes
-        of its own, so no block is read twice. Otherwise each has a run of the batch's positions sorted by lane, which
-        reads fewer blocks twice than dealing in turns.
+        The ranks' numbers of positions differ by at most one. If ``world_size`` divides the lanes, each rank has its
+        own lanes, so no block is read twice. Otherwise each rank has a contiguous part of the batch's positions sorted
+        by lane, which reads fewer blocks twice than dealing in turns.
         """
         positions = np.arange(start, stop)
         lanes = positions % self.lanes
@@ -319,8 +325,8 @@ class Batches:
         batch_size: How many samples of a batch a rank gets.
         world_size: How many ranks there are.
         drop_last: Leave out the last batch if it is not full. Otherwise it has the samples that remain. If these are
-            fewer than the ranks, they join the batch before, so that no rank gets an empty one, and some ranks get
-            ``batch_size + 1``.
+            fewer than the ranks, they are added to the previous batch, so that no rank gets an empty batch, and some
+            ranks get ``batch_size + 1`` samples.
 
     Example:
         >>> batches = Batches(num_samples=9, batch_size=2, world_size=2, drop_last=False)
@@ -343,14 +349,14 @@ class Batches:
         return stop if stop + self.world_size <= self.num_samples else self.num_samples
 
     def count(self, position: int = 0) -> int:
-        """Return how many batches there are from a position on."""
+        """Return the number of batches from a position on."""
         full, rest = divmod(max(0, self.num_samples - position), self.batch_size * self.world_size)
         if self.drop_last:
             return full
         return full + (rest >= self.world_size or (rest > 0 and full == 0))
 
     def leaves_ranks_empty(self, position: int) -> bool:
-        """Return whether fewer samples than ranks remain from a position on, and would be a batch of their own."""
+        """Return whether fewer samples than ranks remain from a position on, and would form their own batch."""
         return not self.drop_last and 0 < self.num_samples - position < self.world_size
 
     def too_few(self) -> ArgumentError:
@@ -364,11 +370,11 @@ class Batches:
 def default_lanes(num_blocks: int, block_bytes: float) -> int:
     """Return the default number of lanes of a dataset: the largest of ``LANES`` for which memory stays bounded.
 
-    Two blocks of every lane may take at most 512 MB together, over all ranks, and every lane must have a block.
+    Two blocks of every lane may occupy at most 512 MB together, over all ranks, and every lane must have a block.
 
     Args:
-        num_blocks: How many blocks there are.
-        block_bytes: How large a block is on average, uncompressed.
+        num_blocks: The number of blocks.
+        block_bytes: The average size of a block in bytes, uncompressed.
 
     Example:
         >>> default_lanes(100_000, 1_000_000), default_lanes(100_000, 8_000_000), default_lanes(7, 1_000_000)
@@ -379,7 +385,7 @@ def default_lanes(num_blocks: int, block_bytes: float) -> int:
 
 
 def prefix_sums(numbers: npt.ArrayLike) -> IntArray:
-    """Return for each number the sum of those before it, and last the sum of all: int64, (numbers + 1,).
+    """Return for each number the sum of the numbers before it, and finally the total: int64, (numbers + 1,).
 
     Example:
         >>> prefix_sums([3, 0, 2]).tolist(), prefix_sums([]).tolist()

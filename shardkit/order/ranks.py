@@ -1,4 +1,4 @@
-"""The rank of this process and the number of ranks: as given, else torch.distributed's, else those of torchrun."""
+"""The rank of this process and the number of ranks: from arguments, torch.distributed, or torchrun's environment."""
 
 import os
 
@@ -6,12 +6,12 @@ from shardkit.errors import ArgumentError, check_whole
 
 
 def find_place(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return rank and world size: as given, else torch.distributed's if it is initialised, else torchrun's.
+    """Return rank and world size: as given, or else torch.distributed's if it is initialised, or else torchrun's.
 
-    Without any of these, this is the only process: (0, 1).
+    If none of these is known, this is the only process: (0, 1).
 
     Raises:
-        ArgumentError: Only one of the two is known, one is no whole number, or rank is not in [0, world_size).
+        ArgumentError: Only one of the two is known, one is not a whole number, or rank is not in [0, world_size).
 
     Example:
         >>> find_place(1, 4)

@@ -1,4 +1,4 @@
-"""The order of an epoch -> the blocks and rows that each batch of a rank needs, and when a block is done with."""
+"""The order of an epoch -> the blocks and rows that each batch of a rank needs, and when a block is no longer used."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -19,7 +19,7 @@ class Places(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A block that is needed in a lane, before position ``release``. If all blocks are held, the lane is 0 for all."""
+    """A block that a lane needs before position ``release``. If all blocks are held, all of them have lane 0."""
 
     lane: int
     shard: int
@@ -30,17 +30,17 @@ class Wanted(NamedTuple):
 class Planned(NamedTuple):
     """The blocks and rows that a batch needs.
 
-    A block that is open in a lane has a number, in the order in which batches first need it.
+    Each block that is open in a lane has a number. Blocks are numbered in the order in which batches first need them.
 
     Attributes:
         number: The batch's number, from 0.
         start: The first position of the batch in the epoch, over all ranks.
-        stop: The position after its last.
+        stop: The position after its last one.
         positions: The position of each of this rank's rows.
-        numbers: For each row, the number of the open block that it is in.
-        rows: For each row, which of that block's samples it is.
+        numbers: For each row, the number of the open block that contains it.
+        rows: For each row, the number of its sample in that block.
         wanted: The blocks that this batch is the first to need.
-        opened: How many blocks this and all earlier batches need, which is the number of the next block.
+        opened: How many blocks this and all earlier batches need. This is also the number of the next block.
     """
 
     number: int
@@ -56,19 +56,19 @@ class Planned(NamedTuple):
 def schedule(
     places: Places, plan: OrderPlan, batches: Batches, *, position: int, rank: int, holds_all: bool
 ) -> Iterator[Planned]:
-    """Yield what each batch of a rank needs, from a position on. Many batches are planned at a time, which is faster.
+    """Yield the blocks and rows that each batch of a rank needs. Many batches are planned at a time, which is faster.
 
     Args:
         places: Finds samples in shards.
         plan: The epoch's order.
         batches: Where batches begin and end.
-        position: Where to begin.
-        rank: Which rank's rows.
+        position: The position to begin at.
+        rank: The rank whose batches are planned.
         holds_all: Keep every block to the end. Otherwise, a block that the end of a lane cuts in two is needed twice:
-            one lane is done with it long before the other begins it.
+            one lane has finished it long before the other begins it.
     """
     number, stretch, opened = 0, _FIRST_STRETCH, 0
-    open_blocks: dict[tuple[int, int, int], tuple[int, int]] = {}  # of a lane: the number, and the release
+    open_blocks: dict[tuple[int, int, int], tuple[int, int]] = {}  # lane, shard, block -> number, release
     while bounds := _bounds(batches, position, stretch):
         dealt = [plan.deal(start, stop, rank, batches.world_size) for start, stop in bounds]
         positions = np.concatenate(dealt)
@@ -79,7 +79,7 @@ def schedule(
         if holds_all:
             lanes, release = np.zeros_like(lanes), np.full_like(release, plan.num_samples)
         wanted, firsts, which = _distinct(lanes, shards, blocks, release)
-        new: list[int] = []  # those that no earlier batch needs
+        new: list[int] = []  # the blocks that no earlier batch needs
         numbers = np.empty(len(wanted), dtype=np.int64)
         for i, one in enumerate(wanted):
             if one[:3] not in open_blocks:
