@@ -103,7 +103,7 @@ class Block:
 
         Args:
             row: Its number in the block, from 0.
-            selection: Which fields are wanted, by default all. Fields are not renamed, and a missing one is no error.
+            selection: The wanted fields, by default all. Fields are not renamed, and a missing one is not an error.
 
         Raises:
             ShardError: The block is not a valid part of a tar, or does not have the samples that its index lists.

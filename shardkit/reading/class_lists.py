@@ -47,7 +47,7 @@ def labelled_part(location: ShardLocation, selection: FieldSelection, others: Co
     Args:
         location: The shard.
         selection: The fields that are read.
-        others: Fields that hold classes too, whatever their names say.
+        others: Other fields that hold classes, regardless of their names.
     """
     fields = location.fields
     if fields is None:  # unknown until the shard is read
@@ -67,13 +67,13 @@ def join_class_lists(
     Args:
         locations: The shards.
         selection: The fields that are read.
-        others: Fields that hold classes too, whatever their names say.
+        others: Other fields that hold classes, regardless of their names.
 
     Raises:
         DatasetError: Some datasets name their classes, and one that does not has class fields.
     """
-    # One shard of each dataset is enough. There may be many shards and long class lists, so lists are told apart as
-    # objects: a manifest has one for all of its shards.
+    # One shard of each dataset is enough. There may be many shards and long class lists, so lists are compared by
+    # identity: a manifest has one list for all of its shards.
     distinct = {
         at.url if at.fields is None else (split_url(at.url)[0], id(at.classes), at.fields): at for at in locations
     }

@@ -91,9 +91,9 @@ class ShardDataset(_TorchDataset):
 
     Attributes:
         manifest: The dataset's manifest.
-        selection: What ``fields`` means.
-        decoder: What ``decode`` means; None keeps bytes.
-        transform: What ``transform`` means; false if there is none.
+        selection: The parsed ``fields``.
+        decoder: The decoder that ``decode`` stands for; None keeps bytes.
+        transform: The parsed ``transform``; false if there is none.
         columns: The index columns that go into the samples.
         num_blocks: How many blocks have selected samples.
         block_bytes: The average size of a block, uncompressed.
@@ -220,7 +220,7 @@ class ShardDataset(_TorchDataset):
     def check_transform(self, transform: Transform) -> None:
         """Check that a transform's functions are for fields that the dataset returns.
 
-        Nothing is checked where the fields are not known: after a function of whole samples, or without any samples.
+        Nothing is checked if the fields are not known: after a function of whole samples, or without any samples.
 
         Raises:
             ArgumentError: A function is for another field.
@@ -379,7 +379,7 @@ class ShardDataset(_TorchDataset):
 
         Args:
             seed: The order's key, together with the epoch.
-            epoch: From 0.
+            epoch: The epoch's number, from 0.
             lanes: How many ordered sequences of blocks are mixed; by default as many as 512 MB of blocks allow.
             shuffle: False for the order of the dataset.
         """

@@ -53,7 +53,7 @@ class BlockCache:
     Threads may share it, and it can be sent to other processes by fork and by spawn.
 
     Args:
-        folder: Where to keep blocks: in a subfolder ``shardkit-cache``. It is made if its parent exists.
+        folder: Where to keep blocks: in a subfolder ``shardkit-cache``. It is created if its parent exists.
         max_bytes: How many bytes of the disk all blocks may take, including those that are being written.
 
     Raises:
@@ -126,7 +126,7 @@ class BlockCache:
     def drop(self, name: str) -> None:
         """Delete a block that is wrong."""
         path = self._folder.path(name)
-        _log.warning("%s: is damaged; it is deleted, and read anew where it comes from", path)
+        _log.warning("%s: is damaged; it is deleted, and read again from its source", path)
         with suppress(OSError, ArgumentError):
             self._remove(path)
 
@@ -198,7 +198,7 @@ class BlockCache:
         if self._folder.root not in _warned:
             _warned.add(self._folder.root)
             problem = error.strerror if isinstance(error, OSError) else error
-            _log.warning("%s: keeps no new blocks (%s); they are read where they come from", self._folder.root, problem)
+            _log.warning("%s: keeps no new blocks (%s); they are read from their source", self._folder.root, problem)
 
 
 def open_cache(
@@ -218,12 +218,12 @@ def open_cache(
         return None
     if folder is None or max_bytes is None:
         raise ArgumentError(
-            f"cache={folder!r} and cache_bytes={max_bytes!r} need each other: a folder, and how much it may take, as "
+            f"cache={folder!r} and cache_bytes={max_bytes!r}: give both, a folder and how much space it may use, as "
             "'200GB'"
         )
     size = parse_bytes(max_bytes)
     if size < block_bytes:
         raise ArgumentError(
-            f"cache_bytes={max_bytes!r} is less than one block has, which is {format_bytes(block_bytes)}"
+            f"cache_bytes={max_bytes!r} is less than the size of one block, {format_bytes(block_bytes)}"
         )
     return BlockCache(check_path("cache", folder), size)

@@ -93,7 +93,7 @@ class CacheFolder:
     """A cache's folder. It is created when something is first written to it.
 
     Args:
-        folder: What was passed as ``cache=``: the folder that it is in.
+        folder: The folder that was passed as ``cache=``. It contains the cache's own folder.
 
     Attributes:
         root: The cache's own folder; everything in it belongs to the cache.
@@ -151,7 +151,7 @@ class CacheFolder:
         with suppress(FileNotFoundError, NotADirectoryError):
             return os.open(tag, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if not folder.parent.is_dir():
-            raise ArgumentError(f"cache: {folder} cannot be made, as {folder.parent} is not there; make that first")
+            raise ArgumentError(f"cache: {folder} cannot be made, as {folder.parent} does not exist; make that first")
         if folder.exists() and not folder.is_dir():
             raise ArgumentError(f"cache: {folder} is a file, expected a folder")
         folder.mkdir(exist_ok=True)
@@ -166,7 +166,7 @@ class CacheFolder:
 
     def _foreign(self) -> ArgumentError:
         return ArgumentError(
-            f"cache: {self.root} is no cache of this version of shardkit, so it is left as it is; name another folder"
+            f"cache: {self.root} is not a cache of this version of shardkit, so it is not changed; name another folder"
         )
 
     def blocks(self) -> Iterator[CachedBlock]:
@@ -210,7 +210,7 @@ class CacheFolder:
 
 
 def block_name(sha256: str, compression: str, offset: int, size: int) -> str:
-    """Return the name of a block, which is the same in every cache and wherever its shard lies.
+    """Return the name of a block, which is the same in every cache and for every location of its shard.
 
     Args:
         sha256: The SHA-256 of the shard's uncompressed tar.
@@ -241,7 +241,7 @@ def list_blocks(folder: str) -> list[CachedBlock]:
     """Return the blocks of a cache, the least recently used first.
 
     Args:
-        folder: What was passed as ``cache=``.
+        folder: The folder that was passed as ``cache=``.
 
     Raises:
         ArgumentError: There is no cache.
@@ -255,7 +255,7 @@ def clear_cache(folder: str) -> list[CachedBlock]:
     """Delete all blocks of a cache, which may be in use. Returns the deleted blocks.
 
     Args:
-        folder: What was passed as ``cache=``.
+        folder: The folder that was passed as ``cache=``.
 
     Raises:
         ArgumentError: There is no cache.

@@ -1,10 +1,10 @@
 """Parts of a block: which byte ranges to fetch if not all of its fields are wanted.
 
-A request costs as much as 300 kB, which is what a connection brings in a round trip of 30 ms at 10 MB/s. Where leaving
-out unwanted fields saves more than that, a loader fetches parts of a block, and compares each field with its own
-CRC-32. For texts beside images of 2 MB, that is a thousandth of the bytes. For texts beside images of 60 kB, it fetches
-whole blocks, as it does for zst shards and with a cache. ``dataset[i]`` gets its fields with one request if they are
-near each other.
+A request costs as much as transferring 300 kB, the amount that arrives during a round trip of 30 ms at 10 MB/s. If
+leaving out unwanted fields saves more than that, a loader fetches parts of a block, and compares each field with its
+own CRC-32. For texts beside images of 2 MB, that is a thousandth of the bytes. For texts beside images of 60 kB, it
+fetches whole blocks, as it does for zst shards and with a cache. ``dataset[i]`` gets its fields with one request if
+they are near each other.
 """
 
 from collections.abc import Mapping

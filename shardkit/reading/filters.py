@@ -180,7 +180,7 @@ def select_indices(indices: "Sequence[int] | npt.ArrayLike", count: int) -> IntA
     numbers.sort()
     repeated = numbers[1:][numbers[1:] == numbers[:-1]]
     if len(repeated):
-        raise ArgumentError(f"indices: sample {repeated[0]:,} is there more than once; name each once")
+        raise ArgumentError(f"indices: sample {repeated[0]:,} is given more than once; give each once")
     return numbers
 
 

@@ -46,7 +46,9 @@ _logger = logging.getLogger("shardkit")
 
 _MAGIC = re.compile(r"[*?[]")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
-_MAX_NAMES = 1_000_000  # in a pattern: these take a second and a few hundred megabytes; more are a typing error
+_MAX_NAMES = (
+    1_000_000  # in a pattern: these take a second and a few hundred megabytes; more are probably a typing error
+)
 _MAX_BATCH_ROWS = 4096  # index rows converted to Python objects at a time: about a megabyte per field
 
 _ManifestReader: TypeAlias = Callable[[str], Manifest]
@@ -78,10 +80,10 @@ def find_shards(
     *,
     allow_any_url: bool = False,
 ) -> list[ShardLocation]:
-    """Return the shards that a user means, in order. A shard that is named twice comes twice.
+    """Return the shards that a user means, in order. A shard that is named twice is returned twice.
 
-    Shards of a manifest on this machine must exist: each folder is listed once. Other shards are not looked for: a
-    missing one is an error when it is read. The list is empty for a dataset without samples, as a small split may be.
+    Shards of a manifest on this machine must exist: each folder is listed once. Other shards are not checked: a
+    missing one is an error when it is read. The list is empty for a dataset without samples, such as a small split.
 
     Args:
         urls: One of these, or several: a dataset's folder or its ``manifest.json``, whose shards are read with their
@@ -122,7 +124,7 @@ def _expand_braces(pattern: str, storage_options: Mapping[str, object] | None) -
         longest = max((abs(int(last) - int(first)) for first, last in _RANGE.findall(pattern)), default=0)
         names = list(islice(braceexpand(pattern), _MAX_NAMES + 1)) if longest < _MAX_NAMES else None
     except ValueError as error:
-        raise ArgumentError(f"{pattern}: is no brace pattern ({error}); close every brace") from error
+        raise ArgumentError(f"{pattern}: is not a valid brace pattern ({error}); close every brace") from error
     if names is None or len(names) > _MAX_NAMES:
         raise ArgumentError(f"{pattern}: stands for more than {_MAX_NAMES:,} names; correct it, or give a folder")
     return names
@@ -220,7 +222,7 @@ def read_shard(
     """Yield the samples of one shard, complete and in order; raise if the shard is damaged or ends too early.
 
     Damage is found when it is reached: a shard is known to be whole only when the iterator has ended without an error.
-    One sample is in memory at a time. The shard is closed when the iterator ends, also by an error or by ``close()``.
+    One sample is in memory at a time. The shard is closed when the iterator ends, fails or is closed.
 
     Args:
         location: The shard, from ``find_shards``.
@@ -251,7 +253,7 @@ def read_shard(
             except ShardError as error:
                 if attempt == FRESH_READS:
                     raise
-                _logger.warning("what came is wrong, so the shard is fetched again: %s", error)
+                _logger.warning("the data is wrong, so the shard is fetched again: %s", error)
             else:
                 return
 

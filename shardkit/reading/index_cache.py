@@ -51,7 +51,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
+        """The size of the rows in memory, in bytes."""
         arrays = [self.keys, *self.columns.values(), *(array for arrays in self.members.values() for array in arrays)]
         return sum(int(array.nbytes) for array in arrays) + _OBJECT_BYTES * (1 + len(self.members))
 
@@ -61,7 +61,7 @@ class ShardBlocks:
     """The blocks of a shard.
 
     Attributes:
-        table: Where they lie.
+        table: Where the blocks lie.
         in_parts: Whether to fetch only the wanted fields of each block: bool, (blocks,); empty if no block is.
     """
 
@@ -113,7 +113,7 @@ class Indexes:
         if facts.block_samples != manifest.block_samples:
             problem = f"its blocks have {facts.block_samples:,} samples, the manifest says {manifest.block_samples:,}"
         elif unknown := sorted({*facts.fields, *index.columns}.difference(manifest.fields, manifest.columns)):
-            problem = f"it has {', '.join(unknown)}, which the manifest does not know"
+            problem = f"it has {', '.join(unknown)}, which the manifest does not list"
         else:
             return index
         raise damaged_index(index.url, problem)

@@ -18,7 +18,7 @@ os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_i
 class BoundedCache(Generic[V]):
     """Keeps the most recently requested values, up to ``max_bytes``.
 
-    Threads and forked processes may share it. A pickle of it is empty.
+    Threads and forked processes may share it. Pickling drops all values.
 
     Attributes:
         nbytes: How many bytes all values take.
@@ -64,7 +64,7 @@ class BoundedCache(Generic[V]):
 class SharedWork:
     """Does a piece of work once for all threads that ask for it at the same time; an error is raised in all of them.
 
-    A forked process, or a pickle, starts without any work under way.
+    A forked process and an unpickled object start without any work under way.
 
     Example:
         >>> SharedWork().do("a", lambda: 3)

@@ -26,7 +26,7 @@ _FRACTION = 4  # buffers are at most a sixteenth (2 ** -4) larger than asked for
 class Buffers:
     """Arrays of bytes whose memory is reused when neither they nor any view of them exist. Threads may share it.
 
-    A view is anything that keeps an array alive: a slice, a memoryview, a tensor made of it. So arrays and views stay
+    A view is anything that keeps an array alive: a slice, a memoryview, a tensor made from it. So arrays and views stay
     valid as long as they exist.
 
     Args:

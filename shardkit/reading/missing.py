@@ -15,7 +15,7 @@ _NAMED = 5  # files named in a message; the error has all of them as an attribut
 def check_present(storage: Storage, manifest: Manifest) -> None:
     """Check that the shards and indexes of a dataset exist, by one listing of each folder on this machine.
 
-    Files elsewhere are not looked for: a missing one is an error when it is read.
+    Files elsewhere are not checked: a missing one is an error when it is read.
 
     Raises:
         IncompleteDatasetError: Some are missing.

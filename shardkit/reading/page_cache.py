@@ -64,7 +64,7 @@ class ResidentBlock:
         keys: The samples' keys.
         members: For each field, offset, size and CRC-32 of its data: int64, (samples,); -1 where it is missing.
         url: The shard.
-        columns: Values of index columns that go into the samples: for each name a list, one value a sample.
+        columns: Values of index columns that go into the samples: for each name, a list with one value per sample.
     """
 
     __slots__ = ("_columns", "_fields", "_keys", "_open_file", "_orders", "_read", "_url")

@@ -334,8 +334,8 @@ def test_a_subset_is_those_samples_in_the_order_of_the_dataset(folders, data):
 @pytest.mark.parametrize(
     ("indices", "problem"),
     [
-        ([3, 4, 3], "sample 3 is there more than once"),
-        ([0, -COUNT], "sample 0 is there more than once"),
+        ([3, 4, 3], "sample 3 is given more than once; give each once"),
+        ([0, -COUNT], "sample 0 is given more than once; give each once"),
         ([COUNT], "there is no sample 203, there are 203"),
         ([-COUNT - 1, 0], "there is no sample -204, there are 203"),
         (np.array([1 << 63], dtype=np.uint64), "there is no sample 9,223,372,036,854,775,808"),

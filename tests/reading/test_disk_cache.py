@@ -309,7 +309,7 @@ def test_what_is_damaged_in_the_cache_is_fetched_again(tmp_path, web, damage, co
         DAMAGES[damage](path)
 
     assert blocks_asked_for(web, by_loader, dataset) == len(paths[::2])
-    assert caplog.text.count("is damaged; it is deleted, and read anew") == len(paths[::2])
+    assert caplog.text.count("is damaged; it is deleted, and read again from its source") == len(paths[::2])
     assert {path: path.read_bytes() for path in paths} == right
     DAMAGES[damage](paths[1])
     assert dict(by_number(open_cached(f"{web.url}/{compression}", tmp_path))) == SAMPLES
@@ -686,7 +686,7 @@ def read_on_a_full_disk(packed, place, is_real):
     first = {block.shard for block in list_blocks(str(place))}
     assert 10 < len(list_blocks(str(place))) < num_blocks(packed / "none")
     assert list((place / FOLDER).glob(".*")) == []
-    problem = "keeps no new blocks (No space left on device); they are read where they come from"
+    problem = "keeps no new blocks (No space left on device); they are read from their source"
     assert said == [f"{place / FOLDER}: {problem}"]
 
     other = pack_samples(place.parent / "other", samples={key: data[::-1] + b"." for key, data in SAMPLES.items()})
@@ -735,7 +735,7 @@ def test_what_is_in_a_cache_that_cannot_be_written_to_is_used_and_the_rest_is_re
     for path in [place, *place.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = len(web.requests())
-    problem = "keeps no new blocks (Permission denied); they are read where they come from"
+    problem = "keeps no new blocks (Permission denied); they are read from their source"
     process = started(read_where_nothing_can_be_written, url, place, problem)
     process.join()
     for path in [place, *place.rglob("*")]:
@@ -810,11 +810,11 @@ def test_a_folder_that_is_no_cache_of_ours_is_refused_and_left_as_it_is(tmp_path
     before = snapshot(tmp_path)
 
     for name, problem in {
-        "a": "is no cache of this version of shardkit, so it is left as it is; name another folder",
-        "b": "is no cache of this version of shardkit",
-        "c": "is no cache of this version of shardkit",
+        "a": "is not a cache of this version of shardkit, so it is not changed; name another folder",
+        "b": "is not a cache of this version of shardkit, so it is not changed; name another folder",
+        "c": "is not a cache of this version of shardkit, so it is not changed; name another folder",
         "d": "is a file, expected a folder",
-        "no/where": "cannot be made, as .*no is not there; make that first",
+        "no/where": "cannot be made, as .*no does not exist; make that first",
     }.items():
         with pytest.raises(ArgumentError, match=f"^cache: .*{problem}"):
             open_cached(packed / "none", tmp_path / name)
@@ -827,10 +827,10 @@ def test_a_folder_that_is_no_cache_of_ours_is_refused_and_left_as_it_is(tmp_path
 
 def test_arguments_that_mean_no_cache_are_refused(tmp_path, packed):
     for arguments, problem in [
-        ({"cache": tmp_path}, r"cache=.* and cache_bytes=None need each other: a folder, and how much it may take"),
-        ({"cache_bytes": "1GB"}, r"cache=None and cache_bytes='1GB' need each other"),
+        ({"cache": tmp_path}, r"cache=.* and cache_bytes=None: give both, a folder and how much space it may use, as"),
+        ({"cache_bytes": "1GB"}, r"cache=None and cache_bytes='1GB': give both, a folder and how much space it may"),
         ({"cache": tmp_path, "cache_bytes": "much"}, r"'much' is not a size"),
-        ({"cache": tmp_path, "cache_bytes": 200}, r"cache_bytes=200 is less than one block has, which is \d"),
+        ({"cache": tmp_path, "cache_bytes": 200}, r"cache_bytes=200 is less than the size of one block, \d"),
         ({"cache": "", "cache_bytes": "1GB"}, r"cache is empty, expected a path"),
         ({"cache": "s3://bucket/a", "cache_bytes": "1GB"}, r"cache: s3://bucket/a is not a folder of this machine"),
     ]:

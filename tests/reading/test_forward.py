@@ -372,7 +372,7 @@ def test_what_is_not_there_says_what_was_looked_for(tmp_path):
         find_shards([])
     with pytest.raises(ArgumentError, match="pipe: URLs"):
         find_shards("pipe:cat a.tar")
-    with pytest.raises(ArgumentError, match="is no brace pattern"):
+    with pytest.raises(ArgumentError, match="is not a valid brace pattern"):
         find_shards("a-{0..1.tar")
 
 
