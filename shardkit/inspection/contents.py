@@ -1,4 +1,4 @@
-"""Looking into shards: which samples they have, one member of one of them, and figures of the whole."""
+"""Look into shards: which samples they have, one member of one sample, and statistics of the whole dataset."""
 
 import contextlib
 import os
@@ -38,9 +38,9 @@ from shardkit.storage.os_errors import os_errors
 from shardkit.storage.registry import storage_for
 
 FILE_SYSTEM_BLOCK = 4096
-"""The unit of space on most file systems, to which the size of a file is rounded up."""
+"""The block size of most file systems: the space that a file takes is a multiple of it."""
 
-_LOOKED_AT = 1000  # files, to see what a folder holds
+_LOOKED_AT = 1000  # at most this many files are looked at to recognise what a folder holds
 
 
 class SampleInfo(NamedTuple):
@@ -53,7 +53,7 @@ class SampleInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard to be looked into: by its index, where it has one, else by its headers."""
+    """A shard whose samples are found by its index, or by its tar headers if it has no index."""
 
     storage: Storage
     location: ShardLocation
@@ -68,7 +68,7 @@ class _Shard:
         return open_index(self.storage, self.location.folder, shard) if shard else None
 
     def samples(self) -> Iterator[SampleInfo]:
-        """Yield what the shard has; of a shard without an index only headers are read, as far as its format allows."""
+        """Yield the shard's samples. Without an index, only the tar headers are read if the format allows it."""
         if self.index is None:
             for key, fields, _ in self.read(""):
                 yield SampleInfo(self.url, key, fields)
@@ -79,13 +79,13 @@ class _Shard:
             yield SampleInfo(self.url, row[KEY], fields)
 
     def sources(self) -> Iterator[str | None]:
-        """Yield the file that each sample was made of, None where that is not known; then None without end."""
+        """Yield the file that each sample was made from, or None if it is unknown; after the last one, None forever."""
         if self.index and self.index.has_source:
             yield from self.index.rows([SOURCE]).column(SOURCE).to_pylist()
         yield from repeat(None)
 
     def read(self, field: str, key: str | None = None) -> Iterator[tuple[str, dict[str, int], bytes | None]]:
-        """Yield key, sizes and one field's bytes of each sample, reading forward; with a key, only that one's bytes."""
+        """Read forward, and yield each sample's key, sizes and the bytes of one field; with a key, only its bytes."""
 
         def wanted(name: str) -> bool:
             parts = split_name(name)
@@ -101,7 +101,7 @@ class _Shard:
             stream.close()
 
     def field_values(self, field: str) -> Iterator[bytes]:
-        """Yield the bytes of one field of all samples that have it; with an index nothing else is read."""
+        """Yield the bytes of one field for all samples that have it. With an index, nothing else is read."""
         index = self.index
         if index is None or not index.blocks.is_readable:
             yield from (data for _, _, data in self.read(field) if data is not None)
@@ -114,7 +114,7 @@ class _Shard:
                     yield read(offset, size)
 
     def find(self, key: str, field: str) -> tuple[bool, bytes | None]:
-        """Return whether the shard has the sample, and the field's bytes, None if the sample does not have it."""
+        """Return whether the shard has the sample, and the field's bytes, or None if the sample lacks the field."""
         index = self.index
         if index is None:
             for found, _, data in self.read(field, key):
@@ -154,7 +154,7 @@ class _Shard:
 def _open(
     urls: str | Sequence[str], storage_options: Mapping[str, object] | None, *, allow_any_url: bool
 ) -> tuple[Manifest | None, Iterator[_Shard]]:
-    """Return the manifest, if it is one dataset, and the shards, one at a time so that none has to be kept."""
+    """Return the manifest, if the URLs name one dataset, and an iterator over the shards, so that none is kept."""
     locations = find_shards(urls, storage_options, allow_any_url=allow_any_url)
     manifest = None
     shard = locations[0].shard if locations else None
@@ -171,10 +171,10 @@ def _open(
 def list_samples(
     urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> Iterator[SampleInfo]:
-    """Yield the samples of shards, in order, with their fields' sizes; the fields themselves are not read.
+    """Yield the samples of shards, in order, with the sizes of their fields; the fields themselves are not read.
 
     Raises:
-        ShardError: A shard without an index is damaged; the samples before were yielded.
+        ShardError: A shard without an index is damaged; the samples before the damage have been yielded.
         DatasetError: Nothing is found, or an index is damaged.
     """
     for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
@@ -184,7 +184,7 @@ def list_samples(
 def list_shards(
     urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> Iterator[dict[str, object]]:
-    """Yield what is known of each shard: URL, samples, sizes, compression, whether it has an index."""
+    """Yield facts about each shard: URL, number of samples, size, compression, and whether it has an index."""
     for shard in _open(urls, storage_options, allow_any_url=allow_any_url)[1]:
         entry = shard.location.shard
         size = entry.file_size if entry else shard.storage.info(shard.location.url).size
@@ -201,9 +201,9 @@ def read_member(
     allow_any_url: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> bytes:
-    """Return the bytes of one field of one sample. Where there is an index, only that member, or its block, is read.
+    """Return the bytes of one field of one sample. With an index, only that member or its block is read.
 
-    Where a key occurs more than once, the first sample that has it is taken.
+    If a key occurs more than once, the first sample with that key is used.
 
     Raises:
         SampleError: There is no such sample, or it has no such field.
@@ -225,7 +225,7 @@ def read_member(
 
 
 class Sizes(NamedTuple):
-    """Figures of sizes in bytes."""
+    """Statistics of sizes in bytes."""
 
     number: int
     total: int
@@ -236,19 +236,19 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int] | npt.NDArray[np.int64]) -> "Sizes":
-        """Return the figures of sizes; all are 0 if there are none."""
+        """Return the statistics of sizes; all are 0 if there are no sizes."""
         values = np.asarray(sizes if len(sizes) else [0], dtype=np.int64)
         middle, mean = float(np.median(values)), float(values.mean())
         return cls(len(sizes), int(values.sum()), int(values.min()), middle, mean, int(values.max()))
 
 
 class Footprint(NamedTuple):
-    """What files take on a file system.
+    """The space that files take on a file system.
 
     Attributes:
-        files: How many there are, an inode each.
-        bytes: What is in them.
-        lost: By how many bytes their sizes are rounded up to blocks of 4 KiB.
+        files: The number of files; each takes one inode.
+        bytes: The sum of their sizes.
+        lost: How many bytes are lost because sizes are rounded up to blocks of 4 KiB.
     """
 
     files: int
@@ -263,19 +263,19 @@ class Footprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Figures of shards.
+    """Statistics of shards.
 
     Attributes:
-        samples: How many samples they have.
+        samples: The number of samples in them.
         fields: The sizes of each field.
         shards: The shards' sizes as stored.
-        tar_bytes: Their uncompressed size; 0 if that is not known, because there is no manifest.
+        tar_bytes: Their uncompressed size; 0 if it is not known, because there is no manifest.
         classes: How many samples each class has, by name, or by number where names are not known.
-        before: The footprint of the files that the samples were made of; for samples that name no file, of one file
-            for each field. Labels from the names of folders or from a table are no files.
+        before: The footprint of the files that the samples were made from. A sample that names no file counts as one
+            file for each field. Labels that come from folder names or from a table do not count as files.
         after: The footprint of the shards, their indexes and the manifest.
-        originals: How many samples name a file that they were made of.
-        folders: How many folders there are below the one that these files are in.
+        originals: How many samples name a file that they were made from.
+        folders: How many folders there are below the root folder of these files.
     """
 
     samples: int
@@ -292,13 +292,13 @@ class Statistics:
 def compute_statistics(
     urls: str | Sequence[str], *, allow_any_url: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> Statistics:
-    """Return figures of a dataset or of shards. Of the data, only the field ``cls`` is read.
+    """Return statistics of a dataset or of shards. Only the field ``cls`` of the samples is read.
 
     Raises:
         DatasetError: Nothing is found, or an index is damaged.
         ShardError: A shard without an index is damaged.
-        CodecError: A class is no number.
-        ArgumentError: It is standard input, which can be read only once.
+        CodecError: A class is not a number.
+        ArgumentError: The source is standard input, which can be read only once.
     """
     manifest, shards = _open(urls, storage_options, allow_any_url=allow_any_url)
     sizes: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -346,8 +346,8 @@ class _ClassCounts:
 
     def __init__(self) -> None:
         self._decoder = Decoder()
-        self._order: dict[str, int] = {}  # of the names of all datasets
-        self._counts: Counter[tuple[bool, int, str]] = Counter()  # those without a name last, then by number
+        self._order: dict[str, int] = {}  # the position of each name, over all datasets
+        self._counts: Counter[tuple[bool, int, str]] = Counter()  # classes without a name sort last, by number
 
     def add(self, shard: _Shard) -> None:
         """Count the classes of a shard's samples."""
@@ -378,7 +378,7 @@ def _manifest_sizes(manifest: Manifest, storage_options: Mapping[str, object] | 
 
 
 def _label_files(manifest: Manifest | None) -> bool:
-    """Return whether the labels of a dataset were files, as far as its manifest says."""
+    """Return whether the labels of a dataset were files, according to its manifest."""
     source = manifest.request.get("source") if manifest else None
     return source == "FileFolder" or (source != "ImageFolder" and not (manifest and manifest.classes))
 
@@ -390,7 +390,7 @@ def _with_parents(folder: str) -> Iterator[str]:
 
 
 def is_loose(url: str) -> bool:
-    """Return whether a folder has files but neither shards nor datasets, so that it was not packed yet."""
+    """Return whether a folder has files but neither shards nor datasets: it has not been packed yet."""
     folder = Path(url)
     if not folder.is_dir() or _holds_shards(folder):
         return False
@@ -405,10 +405,10 @@ def _holds_shards(folder: Path) -> bool:
 
 
 def measure_folder(folder: str) -> tuple[Footprint, int]:
-    """Return the footprint of the files below a folder, and how many folders below it hold them, without hidden ones.
+    """Return the footprint of the files below a folder and the number of their folders, without hidden ones.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The folder cannot be read.
     """
     files = [(inner, name) for inner, names in _walk(Path(folder), set()) for name in names]
     sizes = np.array([(inner / name).stat().st_size for inner, name in files], dtype=np.int64)
@@ -417,16 +417,17 @@ def measure_folder(folder: str) -> tuple[Footprint, int]:
 
 
 def recognise_source(path: str) -> Literal["images", "files", "shards"]:
-    """Return what a path is taken for: class folders of images, files of any kind, or shards.
+    """Recognise what a path holds: class folders of images, files of any kind, or shards.
 
-    Shards are whatever is no folder, and folders with a manifest or a tar in them. Class folders of images hold images
-    only, and none at the top; to see this, about a thousand files are looked at. Hidden files and folders are not.
+    A path that is not a folder, and a folder that has a manifest or a tar in it, hold shards. A folder of class
+    folders has nothing but images, and none at the top; to decide this, about a thousand files are looked at. Hidden
+    files and folders are ignored.
 
     Raises:
-        SourceError: Nothing has this name, and it is neither a pattern nor a URL; or it is a file that is no shard. Or
-            there are shards and images; or images both at the top and in folders, so that some have a class and some
-            have none.
-        StorageError: It cannot be looked into.
+        SourceError: The path does not exist, and is neither a pattern nor a URL; or it is a file that is not a shard.
+            Or there are shards and images; or images both at the top and in folders, so that some have a class and
+            some have none.
+        StorageError: The path cannot be read.
 
     Example:
         >>> recognise_source("shards/train-{000000..000015}.tar")
@@ -467,7 +468,7 @@ def _recognise(folder: Path, path: str) -> Literal["images", "files", "shards"]:
 
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder and those below it, each with its files; what is hidden is left out, links are followed once."""
+    """Yield a folder and those below it, each with its files. Hidden ones are left out; links are followed once."""
     with os_errors(str(folder)):
         status = folder.stat()
         if (status.st_dev, status.st_ino) in seen:

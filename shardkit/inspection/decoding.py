@@ -10,26 +10,26 @@ from shardkit.format.tar import Member
 from shardkit.inspection.findings import Problem
 from shardkit.packing.checks import Checked, CheckTask, Undecodable
 
-_NAMED = 1000  # fields that cannot be decoded are named; the rest is counted
-_CHUNK_BYTES = 1 << 20  # of samples are decoded by a worker at a time, ...
-_CHUNK_SAMPLES = 256  # ... but no more than that many samples
+_NAMED = 1000  # this many fields that cannot be decoded are named; the rest are counted
+_CHUNK_BYTES = 1 << 20  # a worker decodes about this many bytes of samples at a time, ...
+_CHUNK_SAMPLES = 256  # ... but at most this many samples
 
 
 class Decoding:
     """Which fields of shards cannot be decoded, found while the shards are read.
 
-    A shard that comes damaged from another machine is read again, so each reading is a part of its own.
+    A remote shard that arrives damaged is read again, so each reading is counted as a separate part.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._samples: list[array[int]] = []  # of each part, the numbers of the samples that have such fields
-        self._fields: list[int] = []  # of each part, how many these are
-        self._named: list[tuple[int, Undecodable]] = []  # the first of all parts, and perhaps some that come later
+        self._samples: list[array[int]] = []  # for each part, the numbers of the samples that have such fields
+        self._fields: list[int] = []  # for each part, the number of such fields
+        self._named: list[tuple[int, Undecodable]] = []  # the first of all parts, and perhaps some later ones
 
     @property
     def last(self) -> int:
-        """The number of the part that began last."""
+        """The number of the latest part."""
         return len(self._fields) - 1
 
     def begin(self) -> None:
@@ -38,7 +38,7 @@ class Decoding:
         self._fields.append(0)
 
     def tasks(self, samples: Iterator[tuple[str, Mapping[str, Member]]]) -> Iterator[CheckTask]:
-        """Yield tasks that decode samples while these are read. An error of reading is raised after the last task."""
+        """Yield tasks that decode samples as they are read. An error from reading is raised after the last task."""
         part = self.last
         chunk: list[EncodedSample] = []
         first = size = 0
@@ -68,11 +68,11 @@ class Decoding:
             self._named = sorted(self._named)[:_NAMED]
 
     def samples(self, part: int) -> Sequence[int]:
-        """Return the numbers of a part's samples that have such fields."""
+        """Return the numbers of a part's samples that have fields that cannot be decoded."""
         return self._samples[part]
 
     def problems(self, part: int, url: str) -> list[Problem]:
-        """Return a problem for each such field of a part that is named, and one for the others."""
+        """Return a problem for each named field of a part that cannot be decoded, and one for all the others."""
         if not self._fields[part]:
             return []
         named = [one for number, one in sorted(self._named)[:_NAMED] if number == part]

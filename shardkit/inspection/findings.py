@@ -12,8 +12,8 @@ class Problem:
 
     Attributes:
         url: The file concerned.
-        message: What it is, for people.
-        offset: Where in the uncompressed shard, in bytes; None if that is not known.
+        message: A description for people.
+        offset: The position in the uncompressed shard, in bytes; None if it is not known.
         key: The sample concerned; empty if it is not about one.
         field: The field concerned; empty if it is not about one.
     """
@@ -36,10 +36,11 @@ class DamagedShard:
     Attributes:
         url: The shard.
         samples: How many samples it should have; if that is not known, how many could be read.
-        whole: How many are whole. With an index: those whose every byte is what it was, wherever the damage is.
-            Without: those before the damage. With ``decode=``, only those whose every field can be decoded.
-        damaged: The keys of the samples that are known to be damaged, in order; then those of the samples with fields
-            that are named because they cannot be decoded.
+        whole: How many samples are whole. With an index, these are all samples whose bytes are unchanged, wherever
+            the damage is; without one, the samples before the damage. With ``decode=``, only samples whose every
+            field can be decoded.
+        damaged: The keys of the samples that are known to be damaged, in order; then the keys of the samples with
+            fields that are named because they cannot be decoded.
         problems: What is wrong.
     """
 
@@ -61,7 +62,7 @@ class VerifyReport:
         url: What was verified.
         shards: How many shards were read.
         samples: How many samples were found in them.
-        bytes: How many uncompressed bytes were read, of whole shards.
+        bytes: How many uncompressed bytes were read from whole shards.
         damaged: The shards that are damaged, or whose index is.
         problems: What is wrong with the dataset as a whole.
         notes: What could not be checked, because there is no manifest or no index.

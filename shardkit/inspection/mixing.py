@@ -1,6 +1,6 @@
-"""How well an order mixes a dataset, as numbers: of an order plan, of webdataset's buffer, of a uniform permutation.
+"""Measure how well an order mixes a dataset: an order plan, webdataset's buffer, or a uniform permutation.
 
-Only the numbers of samples are needed, no data. Of a large dataset, some batches, shards and blocks are looked at,
+Only the numbers of samples are needed, no data. In a large dataset, only some batches, shards and blocks are measured,
 spread over the whole epoch.
 """
 
@@ -14,33 +14,33 @@ from shardkit.hashing import Permutation, derive, mix64_array, shuffled
 from shardkit.order.plan import Batches, IntArray, OrderPlan, prefix_sums
 
 CORRELATION = 0.1
-"""How alike two samples of one shard, or block, are assumed to be (intraclass correlation)."""
+"""The assumed similarity of two samples of one shard or block (intraclass correlation)."""
 
 BUFFER_SAMPLES = 1000
 BUFFER_WORKERS = 8
-_BUFFER_INITIAL = 100  # webdataset's shuffle() gives out samples as soon as it holds this many, by default
+_BUFFER_INITIAL = 100  # by default, webdataset's shuffle() yields samples as soon as it holds this many
 
 LIMIT = 1 << 20
-"""All samples are looked at up to this number; of more samples, about this number."""
+"""Up to this number, all samples are measured; of more samples, about this number."""
 
-# Where not all are looked at:
-_PART_OF_LIMIT = 4  # that one shard may have of a simulated buffer's
-_BUFFERS_A_SHARD = 4  # that it may have at least
-_STRETCHES = 16  # of consecutive batches
+# If not all samples are measured:
+_PART_OF_LIMIT = 4  # in the simulation of a buffer, a shard has at most the limit divided by this, ...
+_BUFFERS_A_SHARD = 4  # ... or this many times the buffer's size, if that is more
+_STRETCHES = 16  # the number of stretches of consecutive batches
 _SHARDS = 256
-_MOMENTS = 8  # of the epoch, at which open blocks are counted
+_MOMENTS = 8  # the number of moments in the epoch at which open blocks are counted
 
-_RUN_SAMPLES = 1 << 16  # looked at for each length of runs of neighbours
-_SPREAD = 0.97  # of a random order's standard deviation: then hardly a run is missing from a quarter of the epoch
+_RUN_SAMPLES = 1 << 16  # the samples measured for each length of runs of neighbours
+_SPREAD = 0.97  # this fraction of a random order's standard deviation: hardly any run misses a quarter of the epoch
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which samples lie together.
+    """How samples are grouped into shards and blocks.
 
     Attributes:
-        counts: How many samples each shard has: int64.
-        block_samples: How many a block has; the last of a shard may have fewer.
+        counts: The number of samples in each shard: int64.
+        block_samples: The number of samples in a block; the last block of a shard may have fewer.
     """
 
     counts: IntArray
@@ -48,12 +48,12 @@ class Layout:
 
     @cached_property
     def num_samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return int(self.counts.sum())
 
     @cached_property
     def num_blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return int(self._first_block[-1])
 
     @cached_property
@@ -69,19 +69,19 @@ class Layout:
         return np.searchsorted(self._first_sample, samples, side="right") - 1
 
     def blocks_of(self, samples: IntArray) -> IntArray:
-        """Return the blocks that samples are in, numbered through the dataset."""
+        """Return the blocks that samples are in, numbered over the whole dataset."""
         shards = self.shards_of(samples)
         blocks: IntArray = self._first_block[shards] + (samples - self._first_sample[shards]) // self.block_samples
         return blocks
 
     def block_sizes(self, blocks: IntArray) -> IntArray:
-        """Return how many samples blocks have."""
+        """Return the number of samples in each of some blocks."""
         shards = np.searchsorted(self._first_block, blocks, side="right") - 1
         before = (blocks - self._first_block[shards]) * self.block_samples
         return np.minimum(self.block_samples, self.counts[shards] - before)
 
     def some_samples(self, limit: int) -> IntArray:
-        """Return all samples, or, of more than a limit, those of some blocks of some shards."""
+        """Return all samples, or those of some blocks of some shards if there are more than a limit."""
         if self.num_samples <= limit:
             return np.arange(self.num_samples)
         shards = np.flatnonzero(self.counts)
@@ -97,12 +97,12 @@ class Layout:
 
     @cached_property
     def same_shard(self) -> float:
-        """How probable it is that two random samples are of the same shard."""
+        """The probability that two random samples are from the same shard."""
         return self._probability(float((self.counts * (self.counts - 1.0)).sum()))
 
     @cached_property
     def same_block(self) -> float:
-        """How probable it is that two random samples are of the same block."""
+        """The probability that two random samples are from the same block."""
         full, rest = np.divmod(self.counts, self.block_samples)
         return self._probability(
             float(full.sum()) * self.block_samples * (self.block_samples - 1) + float((rest * (rest - 1)).sum())
@@ -117,11 +117,11 @@ class Mixing:
     """How well an order mixes.
 
     Attributes:
-        effective_batch_by_shard: What a batch counts for if the samples of a shard are a little alike, as a fraction of
-            what a random batch counts for.
+        effective_batch_by_shard: The effective size of a batch if the samples of a shard are slightly similar, as a
+            fraction of the effective size of a random batch.
         effective_batch_by_block: The same for the samples of a block.
-        dispersion_by_shard: How far a shard's samples are spread over the epoch: the standard deviation of their
-            positions, on average, as a fraction of that of all positions.
+        dispersion_by_shard: How far a shard's samples are spread over the epoch: the average standard deviation of
+            their positions, as a fraction of that of all positions.
         dispersion_by_block: The same for a block's samples.
         held_samples: How many samples are in memory at once, on all ranks together.
     """
@@ -138,10 +138,10 @@ class Course:
     """The part of an order that is measured.
 
     Attributes:
-        layout: What its samples are numbered by: the dataset, or some shards of it.
+        layout: The layout that numbers its samples: that of the dataset, or of some of its shards.
         batches: The samples of some batches: int64, (batches, samples of a batch).
         samples: Some samples, in whole blocks, ascending: int64.
-        positions: When these come in the epoch: float64.
+        positions: The positions of these samples in the epoch: float64.
     """
 
     layout: Layout
@@ -151,7 +151,7 @@ class Course:
 
 
 def follow_plan(plan: OrderPlan, layout: Layout, batch_size: int, *, limit: int = LIMIT) -> Course:
-    """Return the part of an order plan that is measured, for global batches of a size."""
+    """Return the part of an order plan that is measured, for global batches of a given size."""
     batches = _some_batches(layout.num_samples, batch_size, limit)
     samples = layout.some_samples(limit)
     found = plan.samples_at(batches.ravel()).reshape(batches.shape)
@@ -177,14 +177,14 @@ def follow_buffer(
 ) -> Course:
     """Return the part of webdataset's ``shuffle()``, simulated, that is measured.
 
-    Shards are shuffled and dealt to the workers of all ranks. Each worker has a buffer, and makes batches of its own.
-    Of a large dataset some shards are simulated as if they were all: what a buffer does to a shard, it does nearby.
+    Shards are shuffled and dealt to the workers of all ranks. Each worker has its own buffer and makes its own batches.
+    For a large dataset, some shards are simulated as if they were the whole: a buffer moves samples only a short way.
 
     Args:
-        layout: The dataset.
-        batch_size: Of one rank.
-        key: Of the random choices.
-        world_size: How many ranks there are.
+        layout: The dataset's layout.
+        batch_size: The batch size of one rank.
+        key: The key of the random choices.
+        world_size: The number of ranks.
         buffer_samples: The size of each buffer.
         limit: About how many samples are simulated.
     """
@@ -199,8 +199,8 @@ def follow_buffer(
     positions = np.empty(len(order))
     positions[order] = np.arange(len(order))
     if part is not layout:
-        # A shard is spread as far as in the part, times the ranks that take turns, about some place in the epoch; of
-        # one that is larger than its part, the blocks lie so much further apart.
+        # Around its place in the epoch, a shard is spread as far as in the part, times the number of ranks that take
+        # turns. If a shard is larger than its part, its blocks lie further apart by the same factor.
         shards, blocks = part.shards_of(np.arange(len(order))), part.blocks_of(np.arange(len(order)))
         of_shard, of_block = _means(shards, positions), _means(blocks, positions)[blocks]
         places = shuffled(len(of_shard), key=derive(key, 0)) * (layout.num_samples / len(of_shard))
@@ -224,7 +224,7 @@ def _through_buffers(layout: Layout, workers: int, batch_size: int, buffer_sampl
 
 
 def _through_buffer(arriving: IntArray, buffer_samples: int, key: int) -> IntArray:
-    """Return samples as webdataset 1.0's ``shuffle(buffer_samples)`` gives them out."""
+    """Return samples in the order in which webdataset 1.0's ``shuffle(buffer_samples)`` yields them."""
     draws = mix64_array(np.uint64(key) ^ np.arange(len(arriving), dtype=np.uint64)) >> np.uint64(11)
     draw = iter((draws * 2.0**-53).tolist())
     buffer: list[int] = []
@@ -252,9 +252,9 @@ def measure(course: Course, full: Layout, batch_size: int, held_samples: int) ->
     """Return the figures of an order.
 
     Args:
-        course: What is looked at of it.
-        full: The whole dataset.
-        batch_size: Of a global batch.
+        course: The part of the order that is measured.
+        full: The layout of the whole dataset.
+        batch_size: The size of a global batch.
         held_samples: How many samples are in memory at once.
     """
     layout, batch_size = course.layout, min(batch_size, full.num_samples)
@@ -268,7 +268,7 @@ def measure(course: Course, full: Layout, batch_size: int, held_samples: int) ->
 
 
 def count_mates(groups: IntArray) -> float:
-    """Return how many samples of a batch are of one's own group, oneself included, on average over batches' samples.
+    """Return how many samples in a batch are in the group of a given one, itself included, on average over all samples.
 
     Example:
         >>> count_mates(np.array([[7, 7, 7, 9], [1, 2, 3, 4]]))
@@ -286,25 +286,25 @@ def _effective(mates: float, expected: float) -> float:
 
 
 def _means(groups: IntArray, positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean position of each group. Every number up to the largest is a group's."""
+    """Return the mean position of each group. Every number up to the largest is the number of a group."""
     means: npt.NDArray[np.float64] = np.bincount(groups, positions) / np.bincount(groups)
     return means
 
 
 def _dispersion(groups: IntArray, positions: npt.NDArray[np.float64], num_samples: int) -> float:
-    """Return the standard deviation of the positions in a group, on average, as a fraction of that of all positions."""
+    """Return the average standard deviation of the positions in a group, as a fraction of that of all positions."""
     groups = np.unique(groups, return_inverse=True)[1]
     sizes = np.bincount(groups)
     if not (sizes > 1).any():
-        return 1.0  # no two samples lie together, so nothing has to be spread
+        return 1.0  # every group has one sample, so there is nothing to spread
     means = _means(groups, positions)
     deviations = np.sqrt(np.bincount(groups, (positions - means[groups]) ** 2) / sizes)
     return float(deviations[sizes > 1].mean() / (num_samples / 12**0.5))
 
 
 def count_held(plan: OrderPlan, layout: Layout) -> int:
-    """Return how many samples the open blocks have, on all ranks together: the most at some moments of the epoch."""
-    back = plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # no open block has begun before
+    """Return how many samples the open blocks of all ranks hold: the maximum over some moments of the epoch."""
+    back = plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # no open block began earlier than this
     held = [0]
     for moment in _spread(plan.num_samples, _MOMENTS):
         found = plan.locate(np.arange(max(0, moment - back), moment + 1))
@@ -317,8 +317,8 @@ def count_held(plan: OrderPlan, layout: Layout) -> int:
 def spread_run(plan: OrderPlan) -> int:
     """Return how many neighbours an order spreads over the epoch nearly as far as a random order: a power of two.
 
-    Fewer come at few times of the epoch, because blocks are read at once and windows keep what is early and late in a
-    block apart. That is no harm unless they are alike, as those of a class are in a source that is sorted.
+    Fewer neighbours come at only a few places in the epoch, because each block is read whole, and windows keep its
+    early and late samples apart. This does no harm unless they are similar, like those of a class in a sorted source.
 
     Args:
         plan: The order.
@@ -337,18 +337,19 @@ def spread_run(plan: OrderPlan) -> int:
 def read_amplification(
     plan: OrderPlan, layout: Layout, batch_size: int, world_size: int, *, in_memory: bool = False, limit: int = LIMIT
 ) -> float:
-    """Return how many bytes all ranks together read in an epoch, as a multiple of the dataset's.
+    """Return how many bytes all ranks together read in an epoch, as a multiple of the dataset's size.
 
-    Each rank reads a block once for each lane in which it gets samples of it; or once, if it keeps all.
+    Each rank reads a block once for each lane in which it gets samples from it; or only once, if it keeps all blocks.
 
     Args:
         plan: The order.
-        layout: The dataset.
-        batch_size: Of one rank.
-        world_size: How many ranks there are.
-        in_memory: Whether each rank has room for the whole dataset, and so keeps every block that it reads. Looked at
-            for up to ``limit`` samples.
-        limit: About how many samples are looked at, if the ranks do not divide the lanes. Otherwise it is known.
+        layout: The dataset's layout.
+        batch_size: The batch size of one rank.
+        world_size: The number of ranks.
+        in_memory: Whether each rank has room for the whole dataset, and so keeps every block that it reads. It is
+            taken into account for datasets of up to ``limit`` samples.
+        limit: About how many samples are measured if the number of ranks does not divide the number of lanes;
+            otherwise the result is computed.
     """
     if plan.num_samples == 0:
         return 1.0
@@ -359,13 +360,13 @@ def read_amplification(
     cut = 1 + plan.cut_samples() / plan.num_samples
     if plan.lanes % world_size == 0:
         return cut
-    least = 4 * plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # so that most blocks are whole in it
+    least = 4 * plan.lanes * (layout.block_samples + 2 * plan.window_samples)  # so that most blocks lie wholly in it
     end = min(plan.num_samples, max(limit, least))
     ranks, found = _ranks(plan, end, batch_size, world_size), plan.locate(np.arange(end))
     blocks = layout.blocks_of(found.samples)
     pieces = found.lanes * layout.num_blocks + blocks
     if end < plan.num_samples:
-        # The blocks that are whole in it stand for all; how many more the ends of lanes cut is known.
+        # The blocks that lie wholly in it represent all blocks; the cuts at the ends of lanes are counted exactly.
         numbers, where, counts = np.unique(pieces, return_inverse=True, return_counts=True)
         is_whole = (counts == layout.block_sizes(numbers % layout.num_blocks))[where]
         ranks, pieces = ranks[is_whole], pieces[is_whole]
@@ -387,7 +388,7 @@ def _ranks(plan: OrderPlan, end: int, batch_size: int, world_size: int) -> IntAr
 
 
 def _some_batches(num_samples: int, batch_size: int, limit: int) -> IntArray:
-    """Return the positions of batches: int64, (batches, samples of a batch); of many, some stretches of batches."""
+    """Return the positions of all batches, or of some stretches of many: int64, (batches, samples of a batch)."""
     batch_size = min(batch_size, num_samples)
     if batch_size == 0:
         return np.zeros((0, 0), dtype=np.int64)
@@ -409,4 +410,4 @@ def _spread(total: int, most: int) -> IntArray:
         ([0, 1, 2], [0, 25, 50, 75])
     """
     some = np.arange(min(total, most))
-    return some if total <= most else some * (total // most) + some * (total % most) // most  # it would be 2^70 at once
+    return some if total <= most else some * (total // most) + some * (total % most) // most  # some * total overflows

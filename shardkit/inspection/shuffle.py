@@ -1,6 +1,6 @@
-"""The shuffle report: how well a dataset is mixed for training, what that costs, and what to do about it.
+"""The shuffle report: how well a dataset is mixed for training, what that costs, and how to improve it.
 
-It is made from the manifest and the order's plan alone; no shard and no index is read.
+It is computed from the manifest and the order's plan alone; no shard and no index is read.
 """
 
 import json
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WORLD_SIZES = (1, 2, 3, 4, 6, 7, 8, 12, 16, 24, 32, 64, 128)
-"""For which numbers of ranks it is reported how much they read, as far as the dataset has a batch for each."""
+"""The numbers of ranks for which the report says how much they read, if the dataset has a batch for each rank."""
 
-_GOOD = 0.9  # of what a random permutation has: from here on there is nothing to do
-_WASTEFUL = 1.1  # times the dataset: up to here there is nothing to do
+_GOOD = 0.9  # a figure of at least this fraction of a random permutation's needs no advice
+_WASTEFUL = 1.1  # reading at most this multiple of the dataset needs no advice
 
 _PICTURES = (".png", ".svg")
-_PICTURE_LIMIT = LIMIT >> 2  # samples looked at for each dot
+_PICTURE_LIMIT = LIMIT >> 2  # the samples measured for each dot
 _SOME_LANES = (1, 4, 15, 60, 240, 960, 3840)
 _SOME_BUFFERS = (100, BUFFER_SAMPLES, 10_000, 100_000)
 _BLOCK_READABLE = ("none", "zst")
-_OTHER_KEY = derive(0)  # of the buffers and the permutation that stand beside the order: never that of an order
+_OTHER_KEY = derive(0)  # for the buffers and the permutation that the order is compared with: never an order's key
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,29 @@ class ShuffleReport:
 
     Attributes:
         url: The dataset.
-        num_samples: How many samples it has.
-        num_shards: How many shards.
-        num_blocks: How many blocks.
-        block_samples: How many samples a block has; the last of a shard may have fewer.
-        sample_bytes: How large a sample is in memory, on average.
-        read_bytes: How many bytes one read of a block takes, on average.
+        num_samples: The number of samples.
+        num_shards: The number of shards.
+        num_blocks: The number of blocks.
+        block_samples: The number of samples in a block; the last block of a shard may have fewer.
+        sample_bytes: The average size of a sample in memory.
+        read_bytes: The average number of bytes read for a block.
         packed_shuffled: Whether the dataset was packed in a random order, so that its shards are random samples of it.
-        packed_in_order: Whether it was packed in its source's order. Of a dataset that ``pack`` has not made, neither
-            is known.
-        batch_size: Of one rank.
+        packed_in_order: Whether it was packed in its source's order. Both are False if ``pack`` did not write the
+            dataset.
+        batch_size: The batch size of one rank.
         world_size: How many ranks share a global batch.
         lanes: How many lanes the order has.
-        seed: Of the order.
-        epoch: Of the order.
-        plan: What the order does.
-        buffer: What webdataset's ``shuffle(1000)`` in 8 workers a rank does, simulated.
-        uniform: What a random permutation does.
-        spread_run: How many neighbours are spread over the epoch nearly as in a random order. Of a source sorted by
-            class, classes of fewer samples are missing from long parts of an epoch, unless it was packed shuffled.
+        seed: The seed of the order.
+        epoch: The epoch of the order.
+        plan: How well the order mixes.
+        buffer: How well webdataset's ``shuffle(1000)`` in 8 workers per rank mixes, simulated.
+        uniform: How well a random permutation mixes.
+        spread_run: How many neighbours are spread over the epoch nearly as far as in a random order. If the source was
+            sorted by class, smaller classes are missing from long parts of an epoch, unless it was packed shuffled.
         in_memory: Whether the whole dataset fits into a loader's ``memory``, so that each rank reads a block once.
-        read_amplification: By number of ranks, how many bytes they read together, as a multiple of the dataset's.
-        sampled: Whether the dataset is so large that only some batches, shards and blocks were looked at.
+        read_amplification: For each number of ranks, how many bytes they read together, as a multiple of the dataset's
+            size.
+        sampled: Whether the dataset is so large that only some batches, shards and blocks were measured.
     """
 
     url: str
@@ -106,7 +107,7 @@ class ShuffleReport:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do about figures that are bad, a sentence or two each; empty if none is."""
+        """Advice on each figure that is bad, in a few sentences; empty if none is bad."""
         return tuple(self._advice())
 
     def _advice(self) -> Iterator[str]:
@@ -154,15 +155,16 @@ class ShuffleReport:
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw a picture of the report.
 
-        Above: how well the order and a buffer mix, by the samples that they hold. Below: which samples of the dataset
-        come when in the epoch: an even colour is good, streaks are samples of a shard that come together.
+        The upper half shows how well the order and a buffer mix, by the number of samples that they hold. The lower
+        half shows when each sample comes in the epoch: an even colour is good, and streaks are samples of a shard that
+        come together.
 
         Args:
-            path: The file, ``.png`` or ``.svg``. What is there is replaced.
+            path: The file, ``.png`` or ``.svg``. An existing file is replaced.
 
         Raises:
-            ArgumentError: It is neither of them.
-            StorageError: It cannot be written.
+            ArgumentError: The file is neither.
+            StorageError: The file cannot be written.
             MissingExtraError: matplotlib is not installed.
         """
         path = check_path("plot", path)
@@ -212,7 +214,7 @@ class ShuffleReport:
         return mixings
 
     def _buffers(self) -> dict[int, Mixing]:
-        """Return how well buffers of some sizes mix, as long as they do not hold everything."""
+        """Return how well buffers of some sizes mix, up to those that would hold the whole dataset."""
         layout, ranks = self._layout, self.world_size
         mixings: dict[int, Mixing] = {}
         for n in _SOME_BUFFERS:
@@ -240,23 +242,23 @@ def shuffle_report(
 ) -> ShuffleReport:
     """Report how well the samples of a dataset are mixed in training, and what that costs.
 
-    Only the manifest is read. Of more than about a million samples, about a million are looked at.
+    Only the manifest is read. If there are more than about a million samples, about a million of them are measured.
 
     Args:
         url: The dataset.
-        batch_size: Of one rank.
+        batch_size: The batch size of one rank.
         world_size: How many ranks share a global batch.
         lanes: How many lanes the order has; by default as many as a loader chooses.
-        memory: As a loader is given it: of a dataset of no more, each rank reads a block once and keeps it.
-        seed: Of the order.
-        epoch: Of the order.
+        memory: The ``memory`` of the loader: if the dataset fits into it, each rank reads a block once and keeps it.
+        seed: The seed of the order.
+        epoch: The epoch of the order.
         storage_options: Passed to the storage.
         allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.
 
     Raises:
-        ArgumentError: An argument is not in its range.
+        ArgumentError: An argument is out of range.
         UnfinishedDatasetError: The dataset is being written, or its writer was killed.
-        DatasetError: There is no manifest, it is not usable, or its shards cannot be read by block.
+        DatasetError: There is no manifest, it is unusable, or its shards cannot be read by block.
 
     Example:
         >>> import tempfile, shardkit
@@ -333,7 +335,7 @@ def _held_by_buffers(layout: Layout, world_size: int, buffer_samples: int) -> in
 
 
 def _draw_curves(axes: "Axes", curves: Mapping[str, Mapping[int, Mixing]], figure: str, num_samples: int) -> None:
-    """Draw one figure of orders by the samples that they hold."""
+    """Draw one figure of the orders against the number of samples that they hold."""
     for (label, mixings), color, place, side in zip(
         curves.items(), ("tab:blue", "tab:orange"), ((3, -13), (-4, 6)), ("left", "right"), strict=True
     ):
@@ -351,8 +353,8 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Mapping[int, Mixing]], figur
 
 
 def _draw_course(axes: "Axes", course: Course, num_samples: int) -> None:
-    """Draw which samples come when: of an even colour if they come at random."""
-    places = np.arange(len(course.samples))  # of a large dataset, some samples stand for all
+    """Draw when each sample comes: the colour is even if the order is random."""
+    places = np.arange(len(course.samples))  # in a large dataset, some samples represent all
     bins = max(2, min(80, int((len(places) / 20) ** 0.5)))
     counts, _, _ = np.histogram2d(places, course.positions, bins, range=((0, len(places)), (0, num_samples)))
     axes.imshow(

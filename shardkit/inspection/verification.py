@@ -1,7 +1,7 @@
-"""Every byte of a dataset, checked: what is damaged, where, and which samples are whole nevertheless.
+"""Check every byte of a dataset: report what is damaged, where, and which samples are still whole.
 
-A shard is read once, as ``index_shards`` reads it, and all that this says of the shard is compared with what the
-manifest and the index say. Where they differ, each sample is looked up by its index and checked on its own.
+A shard is read once, the way ``index_shards`` reads it, and the facts found are compared with the manifest and the
+index. If they differ, each sample is located by its index and checked separately.
 """
 
 import contextlib
@@ -77,24 +77,23 @@ def verify(
 ) -> VerifyReport:
     """Read every byte of a dataset, and report what is damaged and which samples are whole.
 
-    Checked are the tars' headers and ends, the shards' sizes and SHA-256, every sample's key, place, size and CRC-32s,
-    the blocks' CRC-32s, seek tables, the indexes and side files with their SHA-256, the manifest with its checksum and
-    its digest, that no file is missing or too many, and that keys are unique if the manifest says so. It does not stop
-    at damage. Class names, what is said about how the dataset was packed, and promoted columns are checked to be what
-    was written; in format 1 nothing says what that was, and the notes say so.
+    It checks the tars' headers and ends, the shards' sizes and SHA-256, every sample's key, position, size and CRC-32s,
+    the blocks' CRC-32s, seek tables, the indexes and side files with their SHA-256, and the manifest with its checksum
+    and its digest. It also checks that no file is missing or unexpected, and that keys are unique if the manifest says
+    so. It does not stop at damage. It checks that class names, the facts about how the dataset was packed, and promoted
+    columns are unchanged since they were written; format 1 does not record what was written, and the notes say so.
 
-    Shards without a manifest are checked as far as tars and the indexes that they have tell; the notes say so.
+    Shards without a manifest are checked only against their own tar structure and indexes; the notes say so.
 
-    All this says that the bytes are what was packed. That they are images, arrays or JSON at all is only known once
-    they are decoded: ``decode=True`` decodes every field too, and reports each that cannot be, with the reason. The
-    first 1,000 of them are named, the others counted.
+    These checks show that the bytes are those that were packed. Only decoding shows whether they are valid images,
+    arrays or JSON: ``decode=True`` also decodes every field, and reports each that cannot be decoded, with the reason.
+    The first 1,000 of these fields are named, the others counted.
 
     Args:
         url: A dataset's folder or its ``manifest.json``; or a folder of shards, a shard, or a pattern.
-        decode: True decodes every field as its name says, images of any depth; or a ``Decoder`` with other settings
-            does.
-        num_workers: How many threads or processes decode; None for one a processor.
-        worker_type: What decodes: ``"process"`` for registered codecs that hold the GIL.
+        decode: True to decode every field by its name, and images of any depth; or a ``Decoder`` with other settings.
+        num_workers: How many threads or processes decode; None for one per processor.
+        worker_type: The kind of worker that decodes: ``"process"`` for registered codecs that hold the GIL.
         allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.
         progress: Show a progress bar on a terminal.
         storage_options: Passed to the storage.
@@ -134,15 +133,15 @@ def verify(
 
 
 class _Verified(NamedTuple):
-    """What was found of a shard, but for what cannot be decoded: that comes later."""
+    """What was found in a shard, except for the fields that cannot be decoded: they are known later."""
 
     url: str
     samples: int
     whole: int
     damaged: list[str]
     problems: list[Problem]
-    part: int = -1  # of what was decoded
-    damaged_rows: Collection[int] = ()  # numbers of the samples among those that are known not to be whole
+    part: int = -1  # its part in ``Decoding``
+    damaged_rows: Collection[int] = ()  # the numbers of the decoded samples that are known not to be whole
 
 
 @dataclass
@@ -164,10 +163,10 @@ class _Dataset:
     fields: set[str] = field(default_factory=set)
     column_types: ColumnTypes = field(default_factory=ColumnTypes)
     hashes: list[UInt64Array] = field(default_factory=list)
-    opened: list[ShardIndex] = field(default_factory=list)  # whose keys these are; of all shards, if none has problems
+    opened: list[ShardIndex] = field(default_factory=list)  # the indexes of these keys; all, if no shard has problems
 
     def find(self, storage_options: Mapping[str, object] | None) -> None:
-        """Find the shards, and the files that are missing or too many."""
+        """Find the shards, and the files that are missing or unexpected."""
         folder, name = split_url(self.url)
         if not name.endswith(".json"):
             folder, name = self.url, MANIFEST_NAME
@@ -196,7 +195,7 @@ class _Dataset:
         self.shards = [(shard, None) for shard in urls]
 
     def _take_shards(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Take the shards that a manifest lists, and report what is beside them."""
+        """Take the shards that a manifest lists, and report shards and indexes that it does not list."""
         expected = {part for shard in manifest.shards for part in (shard.url, shard.index_url)}
         for extra in names:
             if extra.lower().endswith((*SHARD_SUFFIXES, ".parquet")) and extra not in expected:
@@ -220,7 +219,7 @@ class _Dataset:
                     self.decoding.note(checked)
 
     def damaged(self) -> Iterator[DamagedShard]:
-        """Yield the shards that are not as they should be."""
+        """Yield the shards that have problems."""
         for shard in self.verified:
             whole, damaged, problems = shard.whole, shard.damaged, shard.problems
             if self.decoding:
@@ -237,7 +236,7 @@ class _Dataset:
             advance(1)
 
     def _verify_shard(self, url: str, entry: Shard | None) -> Iterator[CheckTask]:
-        """Verify one shard and its index, and yield what is to be decoded."""
+        """Verify one shard and its index, and yield the tasks that decode its samples."""
         problems: list[Problem] = []
         index, rows = self._open_index(url, entry, problems)
         told = self.manifest.block_samples if self.manifest else index.facts.block_samples if index else 1
@@ -272,7 +271,7 @@ class _Dataset:
         self.verified.append(_Verified(url, samples, whole, damaged, problems, part, damaged_rows))
 
     def compare_manifest(self) -> None:
-        """Compare the manifest with what all shards together say."""
+        """Compare the manifest with the facts found in all shards together."""
         if self.manifest is None:
             return
         url = join(self.manifest.url, MANIFEST_NAME)
@@ -319,7 +318,7 @@ class _Dataset:
                 return
 
     def _compare_file(self, url: str, facts: FileFacts, problems: list[Problem]) -> None:
-        """Compare all bytes of a file beside the shards with what the manifest says of them."""
+        """Compare the size and SHA-256 of a file beside the shards with those in the manifest."""
         sha256, size = hashlib.sha256(), 0
         try:
             stream = self.storage.open(url)
@@ -345,7 +344,7 @@ class _Dataset:
     def _scan_right(
         self, url: str, block_samples: int, expected: str, problems: list[Problem]
     ) -> "Generator[CheckTask, None, _Scanned]":
-        """Read a shard; if what came from another machine is damaged, once more, as it may be damaged only there."""
+        """Read a shard; if a remote shard is damaged, read it again, as the damage may be only in the copy received."""
         found: list[Problem] = []
         scanned = yield from self._scan(url, block_samples, found)
         if is_remote(url) and (scanned[0] is None or scanned[0].sha256 != (expected or scanned[0].sha256)):
@@ -357,7 +356,7 @@ class _Dataset:
     def _scan(
         self, url: str, block_samples: int, problems: list[Problem], *, fresh: bool = False
     ) -> "Generator[CheckTask, None, _Scanned]":
-        """Read a shard; return what it says of itself, if it can be read to its end, and its whole samples."""
+        """Read a shard; return its facts and block table, if it can be read to its end, and its whole samples."""
         if self.decoding:
             self.decoding.begin()
         try:
@@ -390,7 +389,7 @@ class _Dataset:
     def _open_index(
         self, shard_url: str, entry: Shard | None, problems: list[Problem]
     ) -> "tuple[ShardIndex | None, pa.Table | None]":
-        """Return an index and its rows; without a manifest a file of that name need not be an index."""
+        """Return an index and its rows; without a manifest, a file with that name need not be an index."""
         try:
             if self.manifest and entry:
                 index = open_index(self.storage, self.manifest.url, entry)
@@ -412,7 +411,7 @@ class _Dataset:
         return index, rows
 
     def _find_index(self, shard_url: str) -> ShardIndex:
-        """Return the index of a shard without a manifest: one of format 2, if there is just one, or of format 1."""
+        """Return the index of a shard without a manifest: the only one of format 2, or otherwise that of format 1."""
         folder, name = split_url(shard_url)
         if folder not in self.indexes:
             self.indexes[folder] = {}
@@ -426,7 +425,7 @@ class _Dataset:
     def _damaged_samples(
         self, url: str, index: ShardIndex, rows: "pa.Table", found: "pa.Table", problems: list[Problem]
     ) -> list[str]:
-        """Return the keys of the samples that are not whole; the first is also told as a problem."""
+        """Return the keys of the samples that are not whole; the first is also reported as a problem."""
         known = {(row[KEY], row[OFFSET]): row for row in found.to_pylist()}
         read = range_reader(self.storage, url, index)
         damaged: list[str] = []
@@ -436,13 +435,13 @@ class _Dataset:
             if present is not None and _members(present) == members:
                 continue
             for name, (offset, size, crc) in members.items():
-                is_said = False  # what is wrong
+                is_said = False  # whether a problem already reports what is wrong
                 try:
                     if crc32(read(offset, size)) == crc:
                         continue
                 except ShardError:
-                    pass  # what cannot be read is not whole
-                except OSError:  # when the shard was gone through
+                    pass  # a sample that cannot be read is not whole
+                except OSError:  # reported when the shard was read
                     is_said = True
                 if not damaged and not is_said:
                     message = f"sample {row[KEY]!r}: field {name!r} at byte {offset:,} is not what the index says"
@@ -453,7 +452,7 @@ class _Dataset:
 
 
 def _check_schema(rows: "pa.Table", url: str) -> None:
-    """Check the index's own columns; those of fields are compared with the shard, the promoted with the manifest."""
+    """Check the index's own columns; field columns are compared with the shard, promoted ones with the manifest."""
     own = {KEY: "string", OFFSET: "int64", SIZE: "int64", SOURCE: "string"}
     found = {name: str(rows.schema.field(name).type) for name in rows.column_names if name.startswith("_")}
     found = {name: kind for name, kind in found.items() if ":" not in name}
@@ -472,7 +471,7 @@ def _members(row: _Row) -> dict[str, tuple[int, int, int]]:
 def _compare_facts(
     url: str, entry: Shard | None, index: ShardIndex | None, facts: ShardFacts, blocks: BlockTable
 ) -> list[Problem]:
-    """Compare what a shard says of itself with what manifest and index say of it."""
+    """Compare the facts found in a shard with those in the manifest and the index."""
     problems = []
     if entry:
         problems += _differences(
@@ -501,7 +500,7 @@ def _differences(url: str, who: str, found: Mapping[str, object], told: Mapping[
 
 
 def _compare_rows(url: str, rows: "pa.Table", found: "pa.Table") -> list[Problem]:
-    """Compare an index's rows with those that a shard which is whole has."""
+    """Compare an index's rows with those found in a whole shard."""
     names = [name for name in rows.column_names if ":" in name or name in (KEY, OFFSET, SIZE)]
     again = "make it again with 'shardkit index'"
     if names == found.column_names and rows.select(names).equals(found):

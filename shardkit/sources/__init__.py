@@ -1,10 +1,10 @@
-"""Other people's data -> samples to pack.
+"""Existing files and shards -> samples to pack.
 
-The modules, in the order of a sample's way::
+The modules::
 
     folders     files -> samples
     filenames   names of files -> keys and fields
-    layout      which folders mean something else than their names would say
+    layout      refuses folders whose names do not mean what they seem to mean
     labels      tables of labels -> a label for each file
     shards      shards -> samples, to be packed again
 """

@@ -1,9 +1,9 @@
 """Names of files -> keys and fields.
 
-A key is the path below the folder without its extension, ``/`` between folders. What a key cannot hold is
-written as ``%XX``, the hexadecimal bytes of its UTF-8: dots in the last part, ``%`` itself, control characters, and
-leading underscores of parts that readers would skip. So different stems have different keys, and a key depends on
-nothing but its file's name: it never changes because of other files, and neither does the split that it decides.
+A key is the path below the folder without its extension, with ``/`` between folders. Characters that a key cannot
+contain are written as ``%XX``, the hexadecimal bytes of their UTF-8: dots in the last part, ``%`` itself, control
+characters, and leading underscores of parts that readers would skip. So different stems have different keys, and a
+key depends only on its file's name: other files never change it, nor the split that it decides.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def split_extension(path: str) -> tuple[str, str]:
 
 
 def escape_key(stem: str) -> str:
-    """Return a key for a path without extension. It is one to one, and leaves valid keys without ``%`` as they are."""
+    """Return a key for a path without extension. The mapping is one to one, and keeps valid keys without ``%``."""
     if PLAIN_KEY.fullmatch(stem):
         return stem
     parts = stem.split("/")
@@ -48,7 +48,7 @@ def _escape_part(part: str) -> str:
 
 
 def check_names(key: str, fields: Sequence[str], path: str) -> None:
-    """Check that the key and the fields made of a file's name can be written. Raises SourceError."""
+    """Check that the key and the fields made from a file's name can be written. Raises SourceError."""
     try:
         check_key(key)
         check_fields(key, fields)
@@ -68,11 +68,11 @@ def plain_field(field: str) -> str:
 
 
 def split_file(path: str, endings: Sequence[str] | None) -> tuple[str, str] | None:
-    """Return what of a file's path becomes the key and the field; None if it ends in none of ``endings``.
+    """Split a file's path into the part for the key and the field; return None if it has none of ``endings``.
 
     Args:
         path: The path below the folder.
-        endings: The endings that are fields, as ``plain_field`` gives them, longest first; None for any extension.
+        endings: The endings that are fields, as ``plain_field`` returns them, longest first; None for any extension.
 
     Raises:
         SourceError: There is no extension, or it is not clear where the key ends.

@@ -1,7 +1,7 @@
 """Files -> samples: what can be packed.
 
-A source is any iterable of sample dicts, or a ``ListedSource``: one with a length, whose samples are read by position
-and whose sizes are known beforehand, so that the shards are planned before anything is read.
+A source is any iterable of sample dicts, or a ``ListedSource``, which has a length, reads samples by position, and
+knows their sizes beforehand, so that the shards are planned before anything is read.
 """
 
 import hashlib
@@ -58,20 +58,20 @@ class ListedSource(Protocol):
         ...
 
     def read(self, position: int, /) -> Sample:
-        """Return a sample. Raises SourceError if it is not what it was."""
+        """Return a sample. Raises SourceError if it has changed."""
         ...
 
     def take(self, positions: Sequence[int], /) -> "ListedSource":
-        """Return a source of some of the samples, in that order; it is small to pickle."""
+        """Return a source of the samples at some positions, in the order given; its pickle is small."""
         ...
 
     def fingerprint(self) -> str:
-        """Return text that changes when a sample is added, removed or changed."""
+        """Return a text that changes when a sample is added, removed or changed."""
         ...
 
 
 class SourceFile(NamedTuple):
-    """One file: its field, its path below the folder, its size in bytes and its time of modification."""
+    """One file: its field, its path below the folder, its size in bytes and its modification time."""
 
     field: str
     path: str
@@ -81,7 +81,7 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True)
 class _Files:
-    """Samples made of files, and perhaps of a label; see ``ListedSource``."""
+    """Samples made from files, and perhaps a label; see ``ListedSource``."""
 
     folder: str
     classes: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class _Files:
         """Return a sample; the fields are bytes, the label is an int.
 
         Raises:
-            SourceError: A file has gone, or has changed.
+            SourceError: A file has been removed or has changed.
         """
         files = self._files[position]
         sample: Sample = {KEY: self._keys[position], SOURCE: files[0].path}
@@ -119,7 +119,7 @@ class _Files:
         return sample
 
     def take(self, positions: Sequence[int], /) -> "_Files":
-        """Return a source of some of the samples, in that order, whatever the current folder where it is read."""
+        """Return a source of the samples at some positions, in the order given; it does not need the current folder."""
         return _Files(
             str(Path(self.folder).absolute()),
             self.classes,
@@ -129,12 +129,12 @@ class _Files:
         )
 
     def overlaps(self, folder: str) -> bool:
-        """Return whether what is written to a folder would lie among these files."""
+        """Return whether files written to a folder would lie among these files."""
         read, written = Path(canonical_url(self.folder)), Path(canonical_url(folder))
         return not is_remote(folder) and (read == written or read in written.parents)
 
     def fingerprint(self) -> str:
-        """Return a hash of all keys, labels, paths, sizes and times of modification."""
+        """Return a hash of all keys, labels, paths, sizes and modification times."""
         digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogateescape"))
         for position, key in enumerate(self._keys):
             label = self._labels[position] if self._labels is not None else None
@@ -144,25 +144,25 @@ class _Files:
 
 
 class ImageFolder(_Files):
-    """Images in folders, one folder a class; or images anywhere below a folder, with a table of labels.
+    """Images in one folder per class; or images anywhere below a folder, with a table of labels.
 
     Each image becomes a sample with its unchanged bytes under ``jpg`` (also for ``.jpeg`` and ``.JPEG``), ``png`` and
-    so on, and its class number under ``cls``. Its key is its path without extension, whatever other files there are.
+    so on, and its class number under ``cls``. Its key is its path without extension and does not depend on other files.
     Classes are numbered in the order of their names. Images at the top have no class: they need ``labels``. Links are
     followed. Hidden files are left out; other files that are not images are listed in ``ignored``.
 
     Args:
         folder: The folder.
         labels: Labels instead of class folders: a mapping from path or key to class number or name; or a CSV file
-            whose header names a column ``path`` or ``key`` and a column ``label``, in any order and beside others; or
-            a JSON file with an object of path or key and label. Every image needs one.
-        classes: The names of the classes, by number; by default the names that occur, sorted. For a split that lacks
-            some, for folders that do not look like classes, and to name labels that are numbers.
+            whose header names a column ``path`` or ``key`` and a column ``label``, in any order, and perhaps others; or
+            a JSON file with an object that maps path or key to label. Every image needs a label.
+        classes: The names of the classes, by number; by default the names that occur, sorted. Needed if a split lacks
+            some classes, if folders do not look like classes, and to name labels that are numbers.
 
     Raises:
-        SourceError: There is no image; an image has no label, or one that is no class; two images would have one key;
-            or a name cannot be written. Or the folders at the top are no classes: they are splits, like ``train`` and
-            ``val``, or their files belong together, like ``images`` and ``masks``.
+        SourceError: There is no image; an image has no label, or one that is not a class; two images would have the
+            same key; or a name cannot be written. Or the folders at the top are not classes: they are splits, like
+            ``train`` and ``val``, or their files belong together, like ``images`` and ``masks``.
 
     Example:
         >>> import tempfile
@@ -219,21 +219,22 @@ class ImageFolder(_Files):
 class FileFolder(_Files):
     """Files of any kind in a folder, grouped into samples by their names.
 
-    ``a.jpg`` and ``a.txt`` make the sample ``a``. The extension is the field, in lower case, and ``jpg`` also for
-    ``.jpeg``, as an ``ImageFolder`` has it. Names with several dots could mean two things, so they need ``fields``:
-    with ``fields=("jpg", "seg.png")``, ``a.seg.png`` is the field ``seg.png`` of ``a``, and ``v1.5.jpg`` is the field
-    ``jpg`` of a sample of its own. Hidden files are left out; with ``fields``, files that end in none of them are
-    listed in ``ignored``.
+    ``a.jpg`` and ``a.txt`` make the sample ``a``. The extension in lower case is the field; ``.jpeg`` also becomes
+    ``jpg``, as in an ``ImageFolder``. Names with several dots are ambiguous, so they need ``fields``: with
+    ``fields=("jpg", "seg.png")``, ``a.seg.png`` is the field ``seg.png`` of ``a``, and ``v1.5.jpg`` is the field
+    ``jpg`` of a separate sample. Hidden files are left out; with ``fields``, files with none of these
+    endings are listed in ``ignored``.
 
     Args:
         folder: The folder.
-        fields: The endings that are fields; the longest that fits is taken. None for whatever extensions there are.
+        fields: The endings that are fields; the longest one that matches is used. None to accept all extensions.
 
     Raises:
-        ArgumentError: ``fields`` is no sequence of texts, or one of them is to be decoded.
+        ArgumentError: ``fields`` is not a sequence of texts, or one of them says how to decode it.
         SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
             Or files in several folders belong together, as in ``images`` and ``masks``. Or, without ``fields``, splits,
-            like ``train`` and ``val``, would become one dataset, or a sample would have no image where most have one.
+            like ``train`` and ``val``, would become one dataset, or a sample would lack an image although most samples
+            have one.
 
     Example:
         >>> import tempfile
@@ -267,7 +268,7 @@ class FileFolder(_Files):
 def _group_files(
     folder: str | os.PathLike[str], endings: Sequence[str] | None
 ) -> tuple[dict[str, list[SourceFile]], list[str]]:
-    """Return the files of each stem, sorted by field, and the files that end in none of the endings.
+    """Return the files of each stem, sorted by field, and the files that have none of the endings.
 
     Raises:
         SourceError: There are no files, a name is ambiguous, or two files would be the same field of the same sample.
@@ -361,7 +362,7 @@ def _read_file(folder: str, file: SourceFile) -> bytes:
 
 
 def _image_keys(paths: Sequence[str], folder: str | os.PathLike[str]) -> list[str]:
-    """Return the images' keys. Raises SourceError if two have one."""
+    """Return the images' keys. Raises SourceError if two images have the same key."""
     taken: dict[str, str] = {}
     for path in paths:
         key = escape_key(split_extension(path)[0])

@@ -13,7 +13,7 @@ from shardkit.errors import ArgumentError, SourceError, check_path, hide_secrets
 from shardkit.storage.base import is_remote
 from shardkit.storage.os_errors import check_is_file, os_errors
 
-_TOO_MANY = 10  # images, each with a class of its own: they are captions
+_TOO_MANY = 10  # from this many images on, labels that all differ are taken for captions
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|nan|NaN")
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|nan|NaN")
 def find_labels(
     paths: Sequence[str], keys: Sequence[str], labels: Mapping[str, Any], folder: str | os.PathLike[str]
 ) -> list[int | str]:
-    """Return the label of each file: a class number, or a class's name.
+    """Return the label of each file: a class number or a class name.
 
     Args:
         paths: The files, below the folder.
@@ -30,8 +30,8 @@ def find_labels(
         folder: The folder, for messages.
 
     Raises:
-        SourceError: A file has no label, two different ones, or one that is neither a whole number nor text. Or each of
-            many files has a name of its own, as captions are.
+        SourceError: A file has no label, two different ones, or one that is neither a whole number nor text. Or the
+            labels of many files are names that all differ, like captions.
 
     Example:
         >>> find_labels(["a.jpg", "b.jpg"], ["a", "b"], {"a.jpg": 1, "b": 0}, "photos")
@@ -74,11 +74,11 @@ def number_labels(
     Args:
         paths: The files, below the folder.
         labels: Their labels: class numbers, or names.
-        classes: The names of the classes, by number; None for the names that occur, in their order.
+        classes: The names of the classes, by number; None for the names that occur, sorted.
         folder: The folder, for messages.
 
     Raises:
-        SourceError: Labels are partly numbers and partly names, or one is none of ``classes``.
+        SourceError: Labels are partly numbers and partly names, or one is not in ``classes``.
 
     Example:
         >>> number_labels(["a.jpg", "b.jpg"], ["dog", "cat"], None, "photos")
@@ -102,13 +102,14 @@ def number_labels(
 def read_labels(labels: Mapping[str, int | str] | str | os.PathLike[str]) -> Mapping[str, Any]:
     """Return a table of labels, read from a file if ``labels`` is the name of one.
 
-    A CSV file has a header line that names a column ``path`` or ``key`` and a column ``label``, in any order and beside
-    others; if all labels are whole numbers, they are numbers. A JSON file has an object of path or key and label.
+    A CSV file has a header line that names a column ``path`` or ``key`` and a column ``label``, in any order, and
+    perhaps others; if all labels are whole numbers, they are read as numbers. A JSON file has an object that maps path
+    or key to label.
 
     Raises:
-        ArgumentError: It is neither a mapping nor the name of a CSV or JSON file.
-        SourceError: The file cannot be read as what its name says, has other columns, or a path twice.
-        StorageError: It cannot be read.
+        ArgumentError: ``labels`` is neither a mapping nor the name of a CSV or JSON file.
+        SourceError: The file is not valid CSV or JSON, lacks the columns, or has a path twice.
+        StorageError: The file cannot be read.
     """
     if isinstance(labels, Mapping):
         return labels
@@ -145,7 +146,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON; Python would let the last of equal names win."""
+    """Make a dict from a JSON object, and refuse repeated names: Python would keep the last value."""
     table: dict[str, Any] = {}
     for name, value in pairs:
         if name in table:
@@ -182,7 +183,7 @@ def _read_csv(path: Path) -> Mapping[str, int | str]:
 
 
 def _whole_numbers(path: Path, table: Mapping[str, str]) -> dict[str, int | str] | None:
-    """Return labels as numbers, if all of them are whole numbers; None if none is."""
+    """Return the labels as numbers if all are whole numbers, and None if none is a number."""
     numbers: dict[str, int | str] = {name: int(label) for name, label in table.items() if _WHOLE.fullmatch(label)}
     if len(numbers) == len(table):
         if len(set(numbers.values())) < len(set(table.values())):
@@ -190,7 +191,7 @@ def _whole_numbers(path: Path, table: Mapping[str, str]) -> dict[str, int | str]
                 f"{path}: some labels are the same number, written in two ways, as 7 and 07; write each in one way"
             )
         return numbers
-    for name, label in table.items():  # as class names they would get other numbers
+    for name, label in table.items():  # as class names, numbers would be numbered anew
         if _NUMBER.fullmatch(label):
             raise SourceError(
                 f"{path}: the label of {name} is {label!r}, and not all labels are whole numbers; write them "

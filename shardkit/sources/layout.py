@@ -1,7 +1,7 @@
-"""Whether the layout of a folder means what its names would be taken for; checked before anything is packed.
+"""Check, before anything is packed, that the names in a folder mean what they seem to mean.
 
-Keys, fields and classes are made of names. Folders of splits, folders whose files belong together, and files that are
-no samples are refused, with two of the files and with what to do.
+Keys, fields and classes are made from names. Folders of splits, folders whose files belong together, and files that
+are not samples are refused; the error names two of the files and says what to do.
 """
 
 import re
@@ -25,7 +25,7 @@ _SPLITS = {
 _SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 _FILLERS = {"images", "image", "imgs", "img", "data", "set", "split"}  # as in train_images
 
-# Folders of images, and folders of what belongs to images, by a word of their names.
+# Words in the names of folders of images, and of folders whose files belong to images.
 _IMAGES = {"images", "imgs", "img", "rgb"}
 _PERHAPS_IMAGES = {"image", "photos", "pictures", "frames", "inputs", "input", "color", "colour"}
 _TARGETS = {
@@ -34,7 +34,7 @@ _TARGETS = {
     *["normals", "bboxes", "bbox", "boxes", "captions", "caption", "texts", "xmls", "xml", "json", "trimaps", "mattes"],
     *["instances", "semantic", "panoptic", "flow", "keypoints"],
 }
-_ALIKE = 3  # stems that two folders have in common before it is no chance
+_ALIKE = 3  # two folders that have at least this many stems in common belong together
 
 _MEDIA = {
     **dict.fromkeys(IMAGE_EXTENSIONS.values(), "image"),
@@ -44,7 +44,7 @@ _MEDIA = {
 
 
 def split_of(name: str) -> str | None:
-    """Return which split a folder is by its name, None if it is none.
+    """Return the split that a folder's name stands for, or None if it is not the name of a split.
 
     Example:
         >>> [split_of(name) for name in ("train", "Validation", "test_images", "val2017", "trainA", "trains", "cat")]
@@ -64,7 +64,7 @@ def check_class_folders(folder: str, paths: Sequence[str]) -> None:
         paths: The images below it.
 
     Raises:
-        SourceError: They are splits, or hold what belongs together.
+        SourceError: They are splits, or their files belong together, or one is named like a folder of all images.
     """
     siblings = _siblings(paths)
     check_parallel(folder, paths)
@@ -78,16 +78,16 @@ def check_class_folders(folder: str, paths: Sequence[str]) -> None:
 
 
 def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
-    """Check that no folders are splits, like ``train`` and ``val``, which should be datasets of their own.
+    """Check that no folders are splits, like ``train`` and ``val``, which should be separate datasets.
 
     Args:
         folder: The folder, for messages.
         paths: The files below it.
-        classes: Whether the folders at the top would be classes. Then a single split is refused too, unless it has
-            nothing in common with the folders beside it: a train is a vehicle, too.
+        classes: Whether the folders at the top would be classes. If so, a single split is refused too, unless it has
+            nothing in common with the folders beside it: ``train`` may also be a class of vehicles.
 
     Raises:
-        SourceError: Some are.
+        SourceError: Some folders are splits.
     """
     siblings = _siblings(paths)
     for parent, names in siblings.items():
@@ -114,7 +114,7 @@ def check_splits(folder: str, paths: Iterable[str], *, classes: bool) -> None:
 
 
 def _classes_differ(splits: Sequence[str], inner: Mapping[str, set[str]]) -> str:
-    """Return what to do where a split lacks classes, so that its numbers would be others."""
+    """Return advice if a split lacks classes, so that its classes would get other numbers; otherwise an empty text."""
     everything = set().union(*(inner[name] for name in splits))
     for name in splits:
         if inner[name] and everything - inner[name]:
@@ -126,11 +126,11 @@ def _classes_differ(splits: Sequence[str], inner: Mapping[str, set[str]]) -> str
 def check_parallel(folder: str, paths: Iterable[str]) -> None:
     """Check that no folders lie side by side whose files belong together, like ``images`` and ``masks``.
 
-    They are known by their names; or by their contents, if one has images and the other has something else under the
-    same names.
+    They are recognised by their names; or by their contents, if one has images and the other has something else under
+    the same names.
 
     Raises:
-        SourceError: Some do.
+        SourceError: There are such folders.
     """
     stems, media = _contents(paths)
     for parent, names in _siblings(paths).items():
@@ -151,7 +151,7 @@ def _parallel_by_name(stems: Mapping[str, set[str]]) -> tuple[str, str] | None:
     """Return two sibling folders whose names say that their files belong together; None if there are none.
 
     Args:
-        stems: For each of the siblings the stems of its files.
+        stems: For each of the siblings, the stems of its files.
     """
     words = {name: set(_words(name)) for name in stems}
     targets = [name for name in stems if words[name] & _TARGETS]
@@ -166,8 +166,8 @@ def _parallel_by_content(stems: Mapping[str, set[str]], media: Mapping[str, set[
     """Return two sibling folders, one with images and one with something else under the same names, or None.
 
     Args:
-        stems: For each of the siblings the stems of its files.
-        media: For each of the siblings what its files are: images, recordings, ...
+        stems: For each of the siblings, the stems of its files.
+        media: For each of the siblings, the media of its files: images, recordings, ...
     """
     for medium in dict.fromkeys(_MEDIA.values()):
         having = [name for name in stems if medium in media[name]]
@@ -180,17 +180,17 @@ def _parallel_by_content(stems: Mapping[str, set[str]], media: Mapping[str, set[
 
 
 def check_alike(folder: str, samples: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Check that no file would be a sample of its own among samples that it has nothing in common with.
+    """Check that no file would be a separate sample among samples that have nothing in common with it.
 
-    Where most samples have an image, a sample without one is probably a table of labels or captions, or a file whose
-    image was lost. The same holds for sound and film.
+    If most samples have an image, a sample without one is probably a table of labels or captions, or a file whose
+    image was lost. The same applies to sound and film.
 
     Args:
         folder: The folder, for messages.
-        samples: For each sample one of its files, and its fields.
+        samples: For each sample, one of its files, and its fields.
 
     Raises:
-        SourceError: One is.
+        SourceError: There is such a file.
     """
     having: dict[str, list[str]] = {medium: [] for medium in dict.fromkeys(_MEDIA.values())}
     lacking: dict[str, list[str]] = {medium: [] for medium in having}
@@ -213,7 +213,7 @@ def _words(name: str) -> list[str]:
 
 
 def _siblings(paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return for each folder, with a slash behind, the folders in it, each with a file below it."""
+    """Return for each folder, with a trailing slash, the folders in it, each with an example of a file below it."""
     examples: dict[str, str] = {}
     for path in paths:
         examples.setdefault(path[: path.rfind("/") + 1], path)
@@ -227,7 +227,7 @@ def _siblings(paths: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _contents(paths: Iterable[str]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Return for each folder, with a slash behind, the stems of the files in it, and what they are for people."""
+    """Return for each folder, with a trailing slash, the stems and the media of the files in it."""
     stems: dict[str, set[str]] = defaultdict(set)
     media: dict[str, set[str]] = defaultdict(set)
     for path in paths:

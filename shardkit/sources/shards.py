@@ -1,4 +1,4 @@
-"""Existing shards -> samples, to be packed again: in other sizes or orders, compressed anew, filtered, merged."""
+"""Existing shards -> samples to be packed again: with other sizes, order or compression, filtered, or merged."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,21 +31,22 @@ _SHARD = "__shard__"
 
 
 class ShardSource:
-    """The samples of existing shards, of one dataset or of several, as they are, with the files they were made of.
+    """The unchanged samples of the existing shards of one or several datasets, with the files they were made from.
 
     Shards of datasets are compared with their indexes while they are read; a bare tar can only be checked as a tar.
     Samples are read by position if all shards are local, uncompressed and have an index, nothing is filtered and no
-    class gets another number; else the shards are read once, in order.
+    class gets another number; otherwise the shards are read once, in order.
 
-    Datasets with different class lists get one that has all of their names, and in fields whose name ends in ``cls``
-    each class's number in it: a cat stays a cat. A filter sees these numbers.
+    If datasets have different class lists, the lists are merged into one with all of their names, and in fields whose
+    name ends in ``cls`` class numbers become those of the merged list, so that a cat stays a cat. A filter sees these
+    numbers.
 
     Args:
         urls: A dataset's folder, a tar, a pattern, or a list of them.
-        filter: Called with each sample, a read-only mapping of all of its fields, which are decoded when they are
-            looked at; False leaves the sample out.
-        fields: The fields to keep, and their new names, as for ``ShardStream``; None for all. They stay as they are
-            stored: nothing is decoded.
+        filter: Called with each sample, a read-only mapping of all of its fields, which are decoded on first access;
+            False leaves the sample out.
+        fields: The fields to keep, and their new names, as for ``ShardStream``; None for all. Their stored bytes are
+            kept: nothing is decoded.
         allow_any_url: Let a manifest name shards outside its folder. Only for manifests whose author you trust.
         storage_options: Passed to the storage.
 
@@ -53,9 +54,9 @@ class ShardSource:
         classes: The names of the classes, by number; empty if they are not known.
 
     Raises:
-        DatasetError: Nothing is found, or a manifest is not usable. Or some datasets name their classes, and another
-            has class numbers without names, so that nobody knows what they mean.
-        SampleError: While iterating, a class number that has to be changed has no name.
+        DatasetError: Nothing is found, or a manifest is unusable. Or some datasets name their classes and another has
+            class numbers without names, so that their meaning is unknown.
+        SampleError: Raised during iteration: a class number that has to be changed has no name.
 
     Example:
         >>> import tempfile
@@ -104,7 +105,7 @@ class ShardSource:
                 yield {name: value for name, value in picked.items() if value is not None}
 
     def _sources(self, location: ShardLocation) -> Iterator[str | None]:
-        """Yield the file that each sample was made of, None where that is not known; then None without end."""
+        """Yield the file that each sample was made from, or None if it is unknown; after the last one, None forever."""
         if location.shard:
             storage = storage_for(location.url, self._storage_options)
             index = open_index(storage, location.folder, location.shard)
@@ -117,14 +118,14 @@ class ShardSource:
         return _lie_in(self._locations, folder)
 
     def listed(self) -> "ListedShards | None":
-        """Return the same samples as a source that reads by position; None where that cannot be."""
+        """Return the same samples as a source that reads by position, or None if that is impossible or too slow."""
         random_access = all(
             location.shard and location.shard.compression == "none" and not is_remote(location.url)
             for location in self._locations
-        )  # remote shards are read forward, once: that is quicker than a request for each sample
+        )  # remote shards are read forward, once: that is faster than a request for each sample
         if self._filter is not None or self._class_maps or not random_access or not self._locations:
             return None
-        locations = [replace(at, url=absolute_url(at.url)) for at in self._locations]  # parts of it may go elsewhere
+        locations = [replace(at, url=absolute_url(at.url)) for at in self._locations]  # it may be pickled
         return ListedShards(locations, self._rows(), self._selection, self.classes)
 
     def _rows(self) -> "pa.Table":
@@ -133,7 +134,7 @@ class ShardSource:
         tables = []
         for number, location in enumerate(self._locations):
             if location.shard is None:
-                continue  # listed() has made sure that there is none
+                continue  # never happens: listed() has made sure that every shard has an entry
             storage = storage_for(location.url, self._storage_options)
             index = open_index(storage, location.folder, location.shard)
             fields = [
@@ -168,7 +169,7 @@ class ListedShards:
 
     @cached_property
     def _numbers(self) -> dict[str, npt.NDArray[np.int64]]:
-        """The index's numbers by column; -1 where a sample has no such field."""
+        """The index's numbers by column; -1 if a sample does not have the field."""
         import pyarrow.compute as pc
 
         names = [OFFSET, SIZE, _SHARD, *(f"{f}:{part}" for f in self._fields for part in PARTS)]
@@ -218,7 +219,7 @@ class ListedShards:
         return {name: value for name, value in self._selection.pick(sample).items() if value is not None}
 
     def take(self, positions: Sequence[int], /) -> "ListedShards":
-        """Return a source of some of the samples, in that order."""
+        """Return a source of the samples at some positions, in the order given."""
         return ListedShards(self._locations, self._rows.take(list(positions)), self._selection, self.classes)
 
     def overlaps(self, folder: str) -> bool:
@@ -226,7 +227,7 @@ class ListedShards:
         return _lie_in(self._locations, folder)
 
     def fingerprint(self) -> str:
-        """Return a hash of the shards' names and checksums, of the fields taken, and of the classes."""
+        """Return a hash of the shards' names and checksums, the selected fields and the classes."""
         shards = [(split_url(at.url)[1], at.shard.sha256 if at.shard else "") for at in self._locations]
         described = repr((shards, self._selection, *self.classes))
         return hashlib.sha256(described.encode("utf-8", "surrogateescape")).hexdigest()
