@@ -17,7 +17,7 @@ every_error = pytest.mark.parametrize("error_class", ERRORS, ids=lambda error_cl
 
 
 class RaisesEveryError(Dataset):
-    """A dataset whose sample number i is an error of class number i."""
+    """A dataset that raises an error of class number i for sample number i."""
 
     def __len__(self):
         return len(ERRORS)
@@ -107,7 +107,7 @@ pieces = st.lists(
 
 @given(before=pieces, after=pieces)
 def test_hiding_is_what_it_was_and_no_longer_query_takes_more_than_its_length(before, after):
-    """The pattern that says it in one line, but takes a time that is quadratic in the length of a query."""
+    """Compare with a pattern that does the same in one line, but takes time quadratic in the length of a query."""
     text = "".join([*before, "?", *after])
     query = r"(https?://[^\s?#]*)\?(?!\.\.\.)[^\s#'\"]*?(?=[,;:.)\]}]*(?:[\s#'\"]|\Z))"
     without_users = re.sub(r"(?<=://)[^\s/?#]*@", "", text)

@@ -1,4 +1,4 @@
-"""Random choices are the same for ever, and fair enough."""
+"""Random choices never change, and are fair enough."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ UINT64 = st.integers(0, (1 << 64) - 1)
 
 
 def test_the_numbers_are_those_of_splitmix64():
-    # Its first outputs from the state 1234567, as Rosetta Code and Java's SplittableRandom have them.
+    # Its first outputs from the state 1234567, as given by Rosetta Code and Java's SplittableRandom.
     states = [(1234567 + i * 0x9E3779B97F4A7C15) % (1 << 64) for i in range(5)]
 
     assert [mix64(state) for state in states] == [

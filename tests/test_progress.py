@@ -37,7 +37,7 @@ def test_what_is_no_terminal_or_not_asked_shows_nothing(monkeypatch, file, enabl
 
 
 def test_the_rate_counts_from_the_start_though_many_are_done_at_once(monkeypatch):
-    clock = count(0, 10)  # ten seconds from one look to the next
+    clock = count(0, 10)  # ten seconds between two readings
     monkeypatch.setattr("rich.console.monotonic", lambda: next(clock))
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)

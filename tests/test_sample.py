@@ -1,4 +1,4 @@
-"""A key and a field that are accepted are read back as they were; which fields are wanted is said in one way."""
+"""Accepted keys and fields are read back unchanged, and a selection of fields has one notation."""
 
 import pytest
 from hypothesis import given

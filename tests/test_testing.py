@@ -1,4 +1,4 @@
-"""assert_resumes_anywhere lets a right loader pass, and says what is wrong with one that is not."""
+"""assert_resumes_anywhere accepts a correct loader, and says what is wrong with an incorrect one."""
 
 import itertools
 import math
@@ -14,9 +14,9 @@ COUNT = 10
 
 
 class Loader:
-    """Does it right: ten samples, every epoch in an order of its own, in batches of three, three, three and one.
+    """A correct loader: ten samples, in a different order every epoch, in batches of three, three, three and one.
 
-    Its parts are what others get wrong.
+    Subclasses replace parts of it by incorrect ones.
     """
 
     def __init__(self, batch_size=3):
@@ -89,7 +89,7 @@ class ForgetsTheEpoch(Loader):
 
 
 class Resumed(Loader):
-    """Does it right too, and knows whether it was resumed."""
+    """A correct loader that also knows whether it was resumed."""
 
     is_resumed = False
 

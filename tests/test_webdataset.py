@@ -1,4 +1,4 @@
-"""webdataset's pipelines give what they gave, over a reader that notices damage and changes the order every epoch."""
+"""webdataset's pipelines give the same results with a reader that notices damage and reorders every epoch."""
 
 import logging
 import pickle
@@ -21,7 +21,7 @@ from shardkit.webdataset import WebDataset
 from tests.support.shared import tar_of as tar
 
 pytestmark = [
-    # A stream says that shards without an index have none.
+    # A stream warns if shards have no index.
     pytest.mark.filterwarnings("ignore::shardkit.loading.stream.StreamWarning"),
     # webdataset never closes the shards that it opens.
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -49,7 +49,7 @@ def shards(tmp_path_factory):
 
 @pytest.fixture
 def damaged(shards, tmp_path):
-    """Three shards, the second of which is cut between two samples."""
+    """Three shards; the second is cut between two samples."""
     for shard in range(3):
         data = Path(shards.replace("{0..7}", str(shard))).read_bytes()
         (tmp_path / f"a-{shard}.tar").write_bytes(data[: 4 * 1024] if shard == 1 else data)
@@ -62,7 +62,7 @@ def classic(dataset):
 
 
 def numbers_of(batches):
-    """Return which samples are in batches of images, and check that each has its own label."""
+    """Return which samples are in batches of images, and check that each has the correct label."""
     images, labels = (np.concatenate([np.asarray(batch[part]) for batch in batches]) for part in (0, 1))
     numbers = np.rint(images[:, 0, 0, 0] * 255).astype(int)
     assert (numbers % 3 == labels).all()
@@ -120,7 +120,7 @@ def test_workers_agree_about_the_order_of_every_epoch(shards, context, persisten
         keys, order = keys_of(loader), keys_of(alone)
         of_workers = [order[5 * shard : 5 * shard + 5] for shard in range(8)]
 
-        # The shards are dealt in turns, and the loader takes samples from the workers in turns.
+        # The shards are dealt to the workers in turn, and the loader takes samples from them in turn.
         pairs = zip(of_workers[0::2], of_workers[1::2], strict=True)
         assert keys == [key for left, right in pairs for both in zip(left, right, strict=True) for key in both]
 
@@ -173,7 +173,7 @@ def test_webdatasets_stages_are_there(shards):
     assert [len(part) for part in dataset.listed(30)] == [30, 10]
     assert len(list(dataset.batched(30).unbatched())) == 40
     assert len(list(dataset.compose(wds.shuffle(10), wds.decode()))) == 40
-    # These change the dataset that they are called on.
+    # These methods change the dataset that they are called on.
     assert len(list(WebDataset(shards).with_epoch(100))) == 100
     assert len(list(WebDataset(shards).repeat(2))) == 80
     assert len(WebDataset(shards).with_length(40, silent=True)) == 40
@@ -306,7 +306,7 @@ def test_it_is_a_context_manager(shards):
         samples = list(dataset)
 
     assert len(samples) == 40
-    assert not hasattr(dataset, "pipeline")  # as webdataset leaves a closed one
+    assert not hasattr(dataset, "pipeline")  # like a closed dataset of webdataset
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line says what it did, exits as it promises, and never shows a traceback."""
+"""The command line reports what it did, exits with the promised status, and never shows a traceback."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def text_of(i):
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """Return one dataset a compression, never changed."""
+    """Return one dataset for each compression; they are never changed."""
     folders = {}
     for compression in COMPRESSIONS:
         folders[compression] = tmp_path_factory.mktemp(compression) / "train"
@@ -58,7 +58,7 @@ def bare(tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Return class folders of what looks like images from outside."""
+    """Return class folders of files that look like images by their names."""
     for i in range(20):
         file = tmp_path / "photos" / ["cat", "dog"][i % 2] / f"{i:04d}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def test_cat_writes_one_member_and_nothing_else(compression, key, originals):
 
 
 def lose_everything_but(folder, wanted):
-    """Overwrite the shards with zeros, but for the wanted members, given as (key, field)."""
+    """Overwrite the shards with zeros, except for the wanted members, given as (key, field)."""
     for number, path in enumerate(sorted(folder.glob("*.tar"))):
         rest = bytearray(path.stat().st_size)
         for row in index_of(folder, number).rows().to_pylist():
@@ -242,7 +242,7 @@ def stats(folder):
 
 @pytest.mark.parametrize("kind", ["images", "files"])
 def test_stats_count_files_and_folders_as_they_were(kind, tmp_path):
-    """300 pictures in 6 folders are 300 files, and not 600 with their labels."""
+    """300 pictures in 6 folders are 300 files, not 600 with their labels."""
     for i in range(300):
         file = tmp_path / f"photos/deep/{i % 5}/{i}.jpg" if kind == "files" else tmp_path / f"photos/{i % 6}/{i}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -377,7 +377,7 @@ def test_pack_says_which_classes_there_are_and_which_fields_samples_have(photos,
         (tmp_path / "mixed", "KB\n  fields: jpg in 12, txt in 1 of 12 samples\n"),
     ):
         assert said in invoke("pack", source, tmp_path / "out" / source.name).stdout
-        assert said in invoke("pack", source, tmp_path / "out" / source.name).stdout  # finished, and said again
+        assert said in invoke("pack", source, tmp_path / "out" / source.name).stdout  # already finished, reported again
     transformed = pack_again(tmp_path / "out/mixed", tmp_path / "out/again")
     assert transformed.packed["samples_with"] == {"jpg": 12, "txt": 1}
 

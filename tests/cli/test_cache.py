@@ -1,4 +1,4 @@
-"""The cache's commands say what there is, and delete only that."""
+"""The cache commands list the contents of a cache, and delete nothing else."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ def invoke(*arguments):
 
 @pytest.fixture
 def place(tmp_path):
-    """Return a folder with a cache: of two blocks of a shard, and an older one of another."""
+    """Return a folder with a cache of two blocks of one shard and an older block of another."""
     blocks = BlockCache(str(tmp_path), 10**6)
     for shard, offset, day in [(0, 0, 2), (0, 5000, 3), (1, 0, 1)]:
         name = block_name(SHARDS[shard], "none", offset, 5000)

@@ -1,4 +1,4 @@
-"""The command line reads and writes what is far away, and says what to do in its own words."""
+"""The command line reads and writes remote data, and its advice names its own options."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.support.matrix import SAMPLES, pack_samples
 
 
 def run(*arguments, options=()):
-    """Run a command, and return what it prints."""
+    """Run a command, and return its output."""
     done = CliRunner().invoke(app, [*map(str, arguments), *options])
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -58,7 +58,7 @@ def test_uploads_that_were_begun_and_not_ended_are_listed_and_aborted(ceph):
     assert {entry["url"] for entry in json.loads(run("uploads", "ls", url, "--json", options=arguments))} == {
         *[f"{url}/a.tar", f"{url}/b.tar"]
     }
-    assert run("uploads", "abort", url, options=arguments) == f"{url}: 0 uploads aborted\n"  # they are young
+    assert run("uploads", "abort", url, options=arguments) == f"{url}: 0 uploads aborted\n"  # they are too recent
     assert run("uploads", "abort", url, "--older-than", 0, options=arguments) == f"{url}: 2 uploads aborted\n"
     assert len(run("uploads", "ls", f"s3://{bucket}", options=arguments).splitlines()) == 1
     assert [name for name in storage_for(url, options).list(url) if name.endswith(".tar.zst")] == [

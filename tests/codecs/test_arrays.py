@@ -1,4 +1,4 @@
-"""Arrays and tensors come back to the bit, and a stranger's file takes no memory and runs no code on its word."""
+"""Arrays and tensors come back bit for bit, and an untrusted file can neither claim memory nor run code."""
 
 import ast
 import io
@@ -49,11 +49,11 @@ def test_tensors_and_containers_of_them_come_back(array):
     assert back["others"] == value["others"]
 
 
-# Arrays of strangers
+# Untrusted arrays
 
 
 def npy(descr="'<f4'", shape="(2,)", order="False", body=bytes(8), version=(1, 0), header=None):
-    """Return an npy file that says what the caller wants."""
+    """Return an npy file with the header that the caller wants."""
     text = header if header is not None else f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
     length = struct.pack("<H" if version == (1, 0) else "<I", len(text.encode()))
     return b"\x93NUMPY" + bytes(version) + length + text.encode() + body
@@ -131,10 +131,10 @@ def test_npy_files_are_read_where_another_thread_disturbs_pythons_parser(monkeyp
     disturbed, literal_eval = [], ast.literal_eval
     monkeypatch.setattr(ast, "literal_eval", parse)
 
-    records = np.zeros(3, dtype=[("x", "<i4")])  # headers of plain arrays need no parser
+    records = np.zeros(3, dtype=[("x", "<i4")])  # the headers of plain arrays need no parser
 
     assert same_array(round_trip("npy", records), records)
-    assert len(disturbed) == 5  # encoding reads what it wrote
+    assert len(disturbed) == 5  # encoding reads its output again
 
 
 def test_arrays_are_bounded_by_the_decoders_limit():
@@ -150,7 +150,7 @@ def zipped(members, compression=zipfile.ZIP_DEFLATED):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name, content in members:
-            with warnings.catch_warnings(action="ignore"):  # of names that are there twice
+            with warnings.catch_warnings(action="ignore"):  # about duplicate names
                 archive.writestr(name, content)
     return file.getvalue()
 
@@ -227,7 +227,7 @@ class Evil:
     ],
 )
 def test_a_pth_file_that_is_not_torchs_is_refused_before_it_is_unpickled(data, cause, capsys):
-    torch.zeros(1)  # what torch needs for itself is there
+    torch.zeros(1)  # torch has now allocated what it needs for itself
     refuses("pth", data, cause, Decoder(max_array_bytes=MIB))
 
     assert capsys.readouterr().out == ""

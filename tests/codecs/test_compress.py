@@ -1,4 +1,4 @@
-"""Compressed shards give back every byte or an error, take no memory on mere claims, and open in standard tools."""
+"""Compressed shards return every byte or an error, take no memory for mere claims, and open in standard tools."""
 
 import bz2
 import gzip
@@ -63,7 +63,7 @@ CONTENT = b"".join(b"%d. A sample never ends early.\n" % i for i in range(40))
 
 
 class Stream(LocalStream):
-    """Bytes as a stream that counts what is read."""
+    """A stream of bytes that counts how many are read."""
 
     def __init__(self, data):
         super().__init__(io.BytesIO(data), URL, len(data))
@@ -85,7 +85,7 @@ def read_all(data, step=1 << 16):
 
 
 def read_until_error(data, step=1 << 16):
-    """Return what is read and the ShardError that ended it."""
+    """Return the bytes that are read, and the ShardError that ended the reading."""
     content = b""
     try:
         stream = open_decompressed(Stream(data))
@@ -97,7 +97,7 @@ def read_until_error(data, step=1 << 16):
 
 
 def framed(contents, level=3):
-    """Return a file of frames and a seek table, and where its frames lie."""
+    """Return a file of frames with a seek table, and the positions of its frames."""
     frames = [compress_frame(content, level) for content in contents]
     table = seek_table([(len(frame), len(content)) for frame, content in zip(frames, contents, strict=True)])
     offsets = [sum(map(len, frames[:i])) for i in range(len(frames))]
@@ -119,7 +119,7 @@ def seek_table_of(tmp_path, data):
     steps=st.lists(st.integers(1, 5000), min_size=1),
 )
 def test_a_stream_gives_back_what_its_members_hold_whatever_the_steps(name, contents, steps):
-    contents = [b"0001.txt", *contents]  # what is not compressed begins with a name
+    contents = [b"0001.txt", *contents]  # data that is not compressed begins with a name
     stored = b"".join(COMPRESS[name](content) if name != "none" else content for content in contents)
     stream = open_decompressed(Stream(stored))
     rest = b"".join(contents)
@@ -290,7 +290,7 @@ def test_a_bomb_is_read_in_steps_of_what_is_asked_for(name):
 
 
 def huge_window(log):
-    """Return a frame of one byte that demands a window of ``2**log`` bytes."""
+    """Return a frame of one byte that requires a window of ``2**log`` bytes."""
     return b"\x28\xb5\x2f\xfd\x00" + bytes([(log - 10) << 3]) + b"\x09\x00\x00x"
 
 
@@ -429,7 +429,7 @@ def test_a_frame_without_a_size_or_a_checksum_is_read_as_others_write_it():
 
 
 def lying_frame(claimed, content):
-    """Return a frame that holds ``content`` and says, in 4 bytes, that it holds ``claimed`` bytes."""
+    """Return a frame that holds ``content`` but claims, in 4 bytes, to hold ``claimed`` bytes."""
     frame = bytearray(zst_member(content))
     assert frame[4] & 0xC0 == 0x80
     assert struct.unpack_from("<I", frame, 5 if frame[4] & 0x20 else 6) == (len(content),)
@@ -535,7 +535,7 @@ def test_a_seek_table_that_lies_is_refused(tmp_path):
             seek_table_of(tmp_path, frames + seek_table(sizes))
 
         assert caught.value.url == str(tmp_path / "shard")
-    with pytest.raises(ShardError, match="expected the"):  # two shards, one behind the other
+    with pytest.raises(ShardError, match="expected the"):  # two shards, one after the other
         seek_table_of(tmp_path, data + data)
     moved = seek_table_of(tmp_path, frames + seek_table([(a - 1, 5), (b + 1, 6)]))
     with pytest.raises(ShardError):
@@ -575,7 +575,7 @@ def test_a_seek_table_has_room_for_what_the_format_can_say():
         seek_table([(1, 1)] * (MAX_FRAMES + 1))
 
 
-# What is written, and standard tools
+# Written files, and standard tools
 
 
 @pytest.mark.parametrize(
@@ -635,7 +635,7 @@ def test_a_gzip_file_is_one_member_with_the_same_bytes_every_time(data, step):
     assert member.eof
     assert not member.unused_data
     assert stored == gzipped(data, step=step)
-    assert stored[4:8] == bytes(4)  # no time
+    assert stored[4:8] == bytes(4)  # no modification time
 
 
 def test_higher_gzip_levels_make_smaller_files():
@@ -655,7 +655,7 @@ def archive():
 
 @pytest.fixture
 def run():
-    """Run a program that must be there, and return what it prints."""
+    """Return a function that runs a program that must be installed, and returns its output."""
 
     def run(*command, data=None):
         assert shutil.which(command[0]), f"{command[0]} is not installed, and scripts/test needs it"
@@ -675,7 +675,7 @@ def test_standard_tools_open_a_zst_shard(tmp_path, archive, run):
     listing = run("zstd", "-l", "-v", str(shard)).decode()
     assert f"# Zstandard Frames: {len(places)}" in listing
     assert "# Skippable Frames: 1" in listing
-    assert "Decompressed Size: " in listing  # every frame says its size
+    assert "Decompressed Size: " in listing  # every frame stores its size
     assert f"({len(archive)} B)" in listing
     assert "Check: XXH64" in listing
     assert run("zstd", "-q", "-d", "-c", str(shard)) == archive

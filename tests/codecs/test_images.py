@@ -1,4 +1,4 @@
-"""Images of every kind come back as RGB; one that is cut is an error, and one that claims too much takes no memory."""
+"""Images of every kind come back as RGB; a truncated one is an error, and one that claims too much takes no memory."""
 
 import io
 import pickle
@@ -73,7 +73,7 @@ def chunk(kind, content):
 
 
 def image_of(mode):
-    """Return an image of that mode and the pixels that it must be decoded to."""
+    """Return an image of a mode, and the pixels that decoding it must give."""
     grey = PHOTO[:, :, 0]
     if mode.startswith("I;16"):
         return Image.fromarray((grey.astype(np.uint16) << 8) + 77), np.stack([grey] * 3, axis=2)
@@ -95,7 +95,7 @@ def image_of(mode):
 )
 def test_every_kind_of_image_is_decoded_to_the_right_rgb(form, mode):
     image, pixels = image_of(mode)
-    decoded = DECODER.decode("png", saved(image, form))  # what it is, is read from its bytes
+    decoded = DECODER.decode("png", saved(image, form))  # the format is recognised by the bytes
 
     assert (decoded.dtype, decoded.shape) == (np.uint8, PHOTO.shape)
     assert np.array_equal(decoded, pixels)
@@ -121,7 +121,7 @@ TRANSPARENT = np.dstack([PHOTO, (np.arange(40 * 48).reshape(40, 48) % 3 * 127).a
 
 
 def png_variants():
-    """Yield PNGs of all kinds, with what surrounds the pixels."""
+    """Yield PNGs of all kinds, including the chunks around the pixels."""
     for mode in ("1", "L", "P", "RGB"):
         yield saved(image_of(mode)[0], "PNG")
     for mode in ("LA", "RGBA"):
@@ -201,7 +201,7 @@ def test_what_opencv_cannot_decode_pillow_decides(monkeypatch):
         monkeypatch.setattr(cv2, "imdecode", imdecode)
 
         assert np.array_equal(DECODER.decode("png", WHOLE_FILES["png"]), PHOTO)
-    monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB")  # as it was before 4.10
+    monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB")  # as before OpenCV 4.10
     assert np.array_equal(DECODER.decode("png", WHOLE_FILES["png"]), PHOTO)
 
 
@@ -282,7 +282,7 @@ def test_an_image_cut_anywhere_is_an_error(monkeypatch, name, simplejpeg):
     assert DECODER.decode("jpg", data).shape == PHOTO.shape
 
     for cut in [*range(0, len(data), 7), *range(len(data) - 40, len(data))]:
-        # Pillow warns of cut directories of a TIFF.
+        # Pillow warns about truncated directories of a TIFF.
         with warnings.catch_warnings(action="ignore"), pytest.raises(CodecError):
             DECODER.decode("jpg", data[:cut])
 
@@ -340,7 +340,7 @@ def png_of(width, height):
 
 
 def tiff_of(tile_width, tile_height):
-    """Return a TIFF of 16 x 16 pixels in one tile of a size of its own."""
+    """Return a TIFF of 16 x 16 pixels in one tile of another size."""
     data = zlib.compress(bytes(256))
     entries = {
         256: 16,
@@ -359,7 +359,7 @@ def tiff_of(tile_width, tile_height):
 
 
 def resized(name, old, new):
-    """Return a file with its size, as these bytes say it, replaced."""
+    """Return a file with the bytes that store its size replaced."""
     data = WHOLE_FILES[name]
     assert data.count(old) == 1
     return data.replace(old, new)
@@ -400,7 +400,7 @@ def test_images_are_bounded_by_the_decoders_limit(name):
 
 @pytest.mark.parametrize("name", [name for name in WHOLE_FILES if not name.endswith("tif")])
 def test_pillows_own_limit_is_neither_needed_nor_in_the_way(monkeypatch, name):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 48 - 1)  # Pillow warns beyond, which is an error here
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 48 - 1)  # Pillow warns above it, and warnings are errors here
     assert DECODER.decode("png", WHOLE_FILES[name]).shape == PHOTO.shape
 
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)

@@ -1,4 +1,4 @@
-"""Values come back as they were given, strangers' bytes take no more than they may, and every error says where."""
+"""Values come back unchanged, untrusted bytes take no more memory than allowed, and every error says where."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ json_values = st.recursive(
 ).filter(lambda value: not isinstance(value, str))
 
 
-# Every pair gives back what it was given
+# Every pair returns the value that it was given
 
 
 @given(value=st.text(), name=fields_with_suffixes, component=st.sampled_from(["txt", "text", "caption", "transcript"]))
@@ -297,7 +297,7 @@ def test_a_decoder_with_limits_that_are_none_is_refused(options):
         Decoder(**options)
 
 
-# Codecs of the user's own
+# The user's own codecs
 
 
 def decode_wav(data):

@@ -1,4 +1,4 @@
-"""Columns are what their fields or functions say, and a mistake in one names the column and the sample."""
+"""Columns have the values of their fields or functions, and an error in one names the column and the sample."""
 
 import pickle
 
@@ -39,7 +39,7 @@ def test_only_what_is_looked_at_is_decoded():
 
 def test_a_field_that_no_sample_has_is_an_error_and_one_that_a_few_have_is_none():
     maker = ColumnMaker({"label": "cls", "key": "__key__", "length": len})
-    maker.check_fields([["txt"], ["txt", "cls"], None])  # it looks no further than it needs to
+    maker.check_fields([["txt"], ["txt", "cls"], None])  # it stops as soon as every field was found
     maker.check_fields([])
 
     with pytest.raises(ArgumentError, match=r"'label' is to be the field 'cls', which no .*\(there are jpg, txt\)"):

@@ -56,7 +56,7 @@ def facts(count, fields=()):
 
 
 def written(builder, count, blocks=NO_BLOCKS):
-    """Return an index's bytes, and what a manifest says of it."""
+    """Return an index's bytes, and the facts that a manifest records about it."""
     return encode_index(builder.table(), facts(count, sorted(builder.fields)), blocks)
 
 
@@ -71,7 +71,7 @@ def one_sample():
 
 
 def format_1(table, described, blocks):
-    """Return the bytes of an index as format 1 had it: the block table in the JSON, and no checksums."""
+    """Return the bytes of an index in format 1: with the block table in the JSON, and no checksums."""
     described = {"version": 1, **described, "blocks": {k: v.tolist() for k, v in asdict(blocks).items()}}
     table = table.replace_schema_metadata({"shardkit": json.dumps(described, sort_keys=True)})
     file = io.BytesIO()
@@ -362,7 +362,7 @@ def test_an_index_whose_block_table_has_no_whole_rows_is_refused(blocks, monkeyp
 def test_an_index_whose_block_table_has_a_negative_number_is_refused(name):
     blocks = replace(BlockTable(*(np.arange(3) for _ in range(5))), **{name: np.array([0, -(2**63), 2])})
     wrong = [format_1(IndexBuilder().table(), asdict(facts(0)), blocks)]
-    if name != "crc32":  # which has no sign in format 2
+    if name != "crc32":  # which is unsigned in format 2
         wrong.append(written(IndexBuilder(), 0, blocks)[0])
 
     for data in wrong:

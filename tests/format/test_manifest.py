@@ -1,4 +1,4 @@
-"""A manifest is read as it was written, or refused with what is wrong; it reaches nothing outside its folder."""
+"""A manifest is read as it was written, or refused with the reason; it reaches nothing outside its folder."""
 
 import hashlib
 import io
@@ -25,7 +25,7 @@ from shardkit.format.parquet import FileFacts
 from tests.support.forge import signed
 
 SUFFIXES = {"none": ".tar", "zst": ".tar.zst", "gz": ".tar.gz"}
-SIZES = st.integers(0, 1 << 58)  # whose sum is a size, too
+SIZES = st.integers(0, 1 << 58)  # their sum is a valid size, too
 CRCS = st.integers(0, 2**32 - 1)
 FILES = st.builds(FileFacts, SIZES, st.integers(0, 2**256 - 1).map(lambda n: f"{n:064x}"), SIZES, CRCS, CRCS)
 GOLDEN = """
@@ -90,7 +90,7 @@ def manifest_of(*shards, **changes):
 
 
 def as_format_1(manifest):
-    """Return a manifest as format 1 has it, and its text."""
+    """Return a manifest in format 1, and its text."""
     shards = tuple(replace(shard, blocks_crc32=None, index=None) for shard in manifest.shards)
     data = json.loads(manifest.to_json())
     for name in ("crc32", "block_file", "column_file"):
@@ -102,7 +102,7 @@ def as_format_1(manifest):
 
 
 def edited(change):
-    """Return a manifest's text after somebody changed it who knows its checksum."""
+    """Return a manifest's text after a change, with its checksum corrected."""
     data = json.loads(manifest_of().to_json())
     del data["crc32"]
     change(data)
@@ -167,7 +167,7 @@ def test_the_bytes_of_a_manifest_are_these():
 
 def test_who_opens_a_manifest_as_a_tar_finds_nothing_to_read():
     data = manifest_of().to_json().encode()
-    header = tarfile.TarInfo.frombuf(data[:512], "utf-8", "strict")  # its checksum is right
+    header = tarfile.TarInfo.frombuf(data[:512], "utf-8", "strict")  # its checksum is correct
 
     assert (header.type, header.size) == (b"Z", len(data) - 512)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -194,7 +194,7 @@ def test_a_manifest_that_was_cut_or_grew_is_an_error(cut):
 
 
 def test_the_first_line_and_the_version_belong_together():
-    check_refused(json.dumps(json.loads(manifest_of().to_json())))  # the checksum is there, and not where it should be
+    check_refused(json.dumps(json.loads(manifest_of().to_json())))  # the checksum is there, but in the wrong place
     data = json.loads(as_format_1(manifest_of())[1])
     check_refused(signed(json.dumps(data).encode()))
 

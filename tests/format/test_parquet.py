@@ -1,4 +1,4 @@
-"""What is in a Parquet file is read as it was written, or refused before it is parsed: by its checksums and bounds."""
+"""A Parquet file is read as it was written, or refused before it is parsed, by its checksums and bounds."""
 
 import datetime as dt
 import hashlib
@@ -30,7 +30,7 @@ from shardkit.format.parquet import (
 MIB = 1 << 20
 
 
-LONG = dt.timedelta(days=100_000)  # more than 106 million do not fit into the 64 bits of Arrow's
+LONG = dt.timedelta(days=100_000)  # more than 106 million days do not fit into Arrow's 64 bits
 leaves = st.sampled_from(
     [
         (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -50,7 +50,7 @@ leaves = st.sampled_from(
 
 
 def deeper(inner):
-    """Return lists and structs of what there is."""
+    """Return a strategy for lists and structs of given values."""
 
     def of_list(one):
         return pa.list_(one[0]), st.lists(st.none() | one[1], max_size=3)
@@ -77,7 +77,7 @@ def tables(draw):
 
 
 def written(table, group_rows=4096, metadata=None, **options):
-    """Return a file's bytes, and what a manifest says of it."""
+    """Return a file's bytes, and the facts that a manifest records about it."""
     file = io.BytesIO()
     groups = (table.slice(start, group_rows) for start in range(0, len(table), group_rows))
     facts = write_parquet(file, groups, table.schema, metadata or {}, group_rows=group_rows, **options)
@@ -89,7 +89,7 @@ def opened(data, facts=None):
 
 
 def all_rows(file):
-    """Return all rows of a file as a list of dicts, a group after the other."""
+    """Return all rows of a file as a list of dicts, group by group."""
     return [row for group in range(file.num_groups) for row in file.read(file.schema.names, group).to_pylist()]
 
 
@@ -101,7 +101,7 @@ def test_what_is_read_is_what_was_written_by_us_and_by_others(table, group_rows)
         file = opened(data, told)
         file.check_groups(len(table), group_rows)
 
-        assert file.schema.remove_metadata().equals(table.schema)  # but for how it calls the items of lists
+        assert file.schema.remove_metadata().equals(table.schema)  # except for the name of list items
         assert all_rows(file) == table.to_pylist()
         assert file.metadata[b"said"] == "ä".encode()
         for group in range(file.num_groups):
@@ -142,7 +142,7 @@ def test_a_flipped_bit_is_an_error_if_what_has_it_is_read_and_else_changes_nothi
 
 
 def test_every_checksum_is_compared():
-    """Each checksum in the footer is made a wrong one, with a footer that fits: only its column and group are lost."""
+    """Each checksum in the footer is made wrong, in an otherwise valid footer: only its column and group are lost."""
     table = pa.table({"a": [1, 2, 3, 4], "b": [["x"], [], None, ["y", "z"]], "c": [{"d": 1, "e": "f"}] * 4})
     data, facts = written(table, 2)
     file = opened(data, facts)
@@ -161,7 +161,7 @@ def test_every_checksum_is_compared():
                 try:
                     lying.read([name], group)
                 except ParquetError as error:
-                    assert "has the CRC-32" in str(error)  # noqa: PT017 - which are refused is compared below
+                    assert "has the CRC-32" in str(error)  # noqa: PT017 - the refused ones are compared below
                     refused.append((group, name))
         names = [name for name, count in leaves_of.items() for _ in range(count)]
         assert refused == [(number // len(names), names[number % len(names)])]
@@ -313,7 +313,7 @@ def long_list():
     return pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
 
 
-# Columns whose files are small, and that take gigabytes, with the ways to write them.
+# Columns whose files are small but that take gigabytes in memory, with the options to write them.
 BOMBS = {
     "equal texts by a dictionary": (same_text, {"use_dictionary": True}),
     "texts by what they share": (
@@ -333,7 +333,7 @@ def test_columns_that_would_take_gigabytes_are_refused_in_little_memory(kind, tm
     table = pa.table({"a": column()})
     pq.write_table(table, path, compression="zstd", row_group_size=65_536, store_schema=False, **options)
     del table
-    pa.default_memory_pool().release_unused()  # else this process would keep it, and forks would be slow
+    pa.default_memory_pool().release_unused()  # otherwise this process would keep the memory, and forks would be slow
     done = subprocess.run([sys.executable, "-c", BOMB, path], capture_output=True, text=True, check=True)
     said, grown = done.stdout.splitlines()
 

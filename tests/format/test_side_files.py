@@ -1,4 +1,4 @@
-"""The side files say of all shards what the indexes say of each; damage to them is an error before it is believed."""
+"""The side files hold the facts of all indexes; damage to a side file is an error before any of its data is used."""
 
 import hashlib
 import io
@@ -52,7 +52,7 @@ def table_of(rows):
 
 @st.composite
 def datasets(draw):
-    """Return for each shard its block table, and for each of its samples the promoted columns."""
+    """Return the block table of each shard, and the promoted columns of each of its samples."""
     names = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=3))
     row = st.fixed_dictionaries({name: st.none() | VALUES[name] for name in names})
     return names, draw(st.lists(st.tuples(block_rows, st.lists(row, max_size=6)), max_size=3))
@@ -180,12 +180,12 @@ def test_a_flipped_bit_in_the_file_of_columns_is_an_error_unless_nobody_reads_it
         try:
             found = all_rows(ColumnFile(dataset, STORAGE))
         except DatasetError as error:
-            assert error.url == str(path)  # noqa: PT017 - either this or all rows
+            assert error.url == str(path)  # noqa: PT017 - either an error or all rows
             continue
         assert found == expected
         unread.add(at)
 
-    assert unread == {0, 1, 2, 3}  # the magic at its beginning, which verify compares
+    assert unread == {0, 1, 2, 3}  # the magic at its beginning, which only verify compares
 
 
 @pytest.mark.parametrize("which", ["block_file", "column_file"])

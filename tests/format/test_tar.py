@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class Stream:
-    """A ByteStream that remembers what was asked of it. A part that is a number stands for so many zeros."""
+    """A ByteStream that records the requests made. A part that is a number stands for that number of zeros."""
 
     url = URL
 
@@ -57,7 +57,7 @@ class Stream:
 
 
 def read_all(*parts, **options):
-    """Return the members, which are the same behind another: the first header is never read by the fast path."""
+    """Return the members, which must be the same after another member: the fast path never reads the first header."""
     members = list(read_members(Stream(*parts), **options))
     behind = list(read_members(Stream(FIRST, *parts), **options | {"skipped": None}))
 
@@ -66,7 +66,7 @@ def read_all(*parts, **options):
 
 
 def read_until_error(stream, **options):
-    """Return the members that are yielded and the error that ends them, which names the shard and the offset."""
+    """Return the members that are yielded and the error after them, which names the shard and the offset."""
     members, found = [], None
     try:
         for each in read_members(stream, **options):
@@ -81,7 +81,7 @@ def read_until_error(stream, **options):
 
 
 def error_of(*parts, **options):
-    """Return the error, which is the same behind a member: the first header is never read by the fast path."""
+    """Return the error, which must be the same after a member: the fast path never reads the first header."""
     members, error = read_until_error(Stream(*parts), **options)
     behind, later = read_until_error(Stream(FIRST, *parts), **options)
 
@@ -91,7 +91,7 @@ def error_of(*parts, **options):
 
 
 def read_at_most(n):
-    """Let the reader have n bytes of the stream at a time, so that everything lies across the end of what it has."""
+    """Let the reader have n bytes of the stream at a time, so that everything crosses the end of a piece."""
     return mock.patch.multiple(tar, _MIN_READ=n, _MAX_READ=n)
 
 
@@ -103,7 +103,7 @@ FIRST = member("first", b"")
 
 
 def header(name=b"a.jpg", size=0, kind=b"0", *, magic=b"ustar\x0000", prefix=b"", checksum=sum):
-    """Return a header of any fields, with a right checksum."""
+    """Return a header with the given fields and a correct checksum."""
     size = size if isinstance(size, bytes) else b"%011o\0" % size
     block = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + size + b"00000000000\0" + b" " * 8 + kind
     block = block.ljust(257, b"\0") + magic.ljust(88, b"\0") + prefix.ljust(167, b"\0")
@@ -125,14 +125,14 @@ def record(keyword, value):
 
 
 def tarfile_archive(tar_format, entries):
-    """Return an archive that Python's tarfile makes of (name, type, data), up to the end of its end-of-archive mark."""
+    """Return an archive that Python's tarfile makes from (name, type, data), cut after its end-of-archive mark."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tar_format, encoding="utf-8") as archive:
         for name, kind, data in entries:
             info = tarfile.TarInfo(name)
             info.type = kind
             info.size = len(data)
-            info.mtime = 1.5 if tar_format == tarfile.PAX_FORMAT else 1  # which PAX says in an extended header
+            info.mtime = 1.5 if tar_format == tarfile.PAX_FORMAT else 1  # PAX stores a fraction in an extended header
             info.linkname = "a.jpg" if kind in (tarfile.LNKTYPE, tarfile.SYMTYPE) else ""
             archive.addfile(info, io.BytesIO(data))
     return buffer.getvalue()[: archive.offset]
@@ -145,7 +145,7 @@ def small_archive(tar_format):
 
 
 def by_tarfile(data):
-    """Return the regular files that Python's tarfile finds, as our members, and the names of all else."""
+    """Return the regular files that Python's tarfile finds, as our members, and the names of all other entries."""
     with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8") as archive:
         infos = archive.getmembers()
         regular = [
@@ -282,7 +282,7 @@ def test_an_error_says_where_the_archive_ends_and_what_is_missing():
     assert str(error_of(b"")) == f"shard {URL}: is empty, expected a header; fetch or write it again"
 
 
-# ----------------------------------------------------------------------------- nothing is believed, nothing is lost
+# ---------------------------------------------------------------------- no claim is trusted, and no sample is lost
 
 
 def test_a_size_is_bounded_before_it_is_believed():
@@ -444,7 +444,7 @@ def test_whatever_headers_say_they_are_read_or_are_an_error_of_the_shard(blocks,
     assert all(each.name and each.size == len(each.data) for each in members)
 
 
-# -------------------------------------------------------------------------------------- what others write is read
+# ----------------------------------------------------------------------------- archives of other writers are read
 
 
 @WINDOWS
@@ -620,7 +620,7 @@ def test_names_that_are_not_utf8_are_read_with_surrogate_escapes():
     assert [each.name for each in read_all(data + END_OF_ARCHIVE)] == ["\udcff.jpg", "\udcfe.jpg", "\udcfd"]
 
 
-# ------------------------------------------------------------------------------------ only what is wanted is read
+# ------------------------------------------------------------------------------ only the wanted members are read
 
 
 def test_data_that_is_not_wanted_is_skipped_and_hardly_read():
@@ -654,7 +654,7 @@ def test_the_stream_is_left_open():
     assert not stream.is_closed
 
 
-# ------------------------------------------------------------------------------------------------ what is written
+# ----------------------------------------------------------------------------------------------- writing archives
 
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
 escaped = st.builds(lambda n: chr(0xDC80 + n), st.integers(0, 127))

@@ -1,4 +1,4 @@
-"""What is said of how an order mixes is so."""
+"""The figures of how well an order mixes are correct."""
 
 import itertools
 
@@ -39,7 +39,7 @@ IMAGES = layout_of(np.random.default_rng(0).integers(384, 641, 256))  # 131 000 
 
 
 class Draws:
-    """What webdataset's buffer takes for Python's random generator; its numbers are ours."""
+    """A stand-in for Python's random generator in webdataset's buffer, which returns our numbers."""
 
     def __init__(self, key):
         self._numbers = (mix64(key ^ i) >> 11 for i in itertools.count())
@@ -96,7 +96,7 @@ def test_a_random_permutation_is_the_measure_of_all():
     assert mixing.effective_batch_by_shard == pytest.approx(1, abs=0.01)
     assert mixing.effective_batch_by_block == pytest.approx(1, abs=0.01)
     assert mixing.dispersion_by_shard == pytest.approx(1, abs=0.01)
-    assert mixing.dispersion_by_block == pytest.approx(0.96, abs=0.01)  # of 16 samples, with a bias of 1/32 and more
+    assert mixing.dispersion_by_block == pytest.approx(0.96, abs=0.01)  # blocks of 16 samples; the bias is 1/32 or more
 
 
 def test_what_comes_shard_by_shard_is_not_mixed():
@@ -139,7 +139,7 @@ def test_some_samples_say_about_what_all_say(world_size):
         )
         return np.array([list(vars(measure(course, IMAGES, size, 0)).values()) for course in courses])
 
-    # What few shards are simulated of a buffer's are its beginning and end too, which mix less.
+    # The few simulated shards include the beginning and the end of a buffer, which mix less.
     assert figures(1 << 15) == pytest.approx(figures(1 << 18), abs=0.06)
 
 

@@ -1,4 +1,4 @@
-"""The shuffle report says in words and in a picture how well a dataset is mixed, and reads nothing but its manifest."""
+"""The shuffle report tells in words and in a picture how well a dataset is mixed, and reads only its manifest."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ NO_FILE = FileFacts(0, "00" * 32)
 
 @pytest.fixture
 def write(tmp_path):
-    """Return what writes a manifest, and no shards."""
+    """Return a function that writes a manifest without shards."""
 
     def write(counts, *, block_samples=16, compression="none", packed=None):
         shards = tuple(
@@ -155,14 +155,14 @@ def test_a_dataset_that_was_packed_in_order_is_to_be_packed_again(write, packed,
 
 
 def test_a_sorted_source_is_reported_as_badly_mixed_where_it_is(tmp_path):
-    """By shards and blocks it is mixed well, and still classes of fewer samples than are named come late."""
+    """It is mixed well by shards and blocks, but classes with fewer samples than the report names come late."""
     samples = ({"__key__": f"{i:04d}", "cls": i // 100, "bin": bytes(2000)} for i in range(5000))
     pack(samples, tmp_path / "sorted", shuffle=False, compression="none", progress=False)
     report = shuffle_report(tmp_path / "sorted", 64)
     plan = ShardDataset(str(tmp_path / "sorted")).order(seed=0, epoch=0, lanes=report.lanes)
     first_quarter = plan.samples_at(np.arange(1250))
 
-    assert len(set(first_quarter // 100)) <= 47  # of 50 classes; of a random order: all
+    assert len(set(first_quarter // 100)) <= 47  # of 50 classes; a random order has all of them
     assert report.plan.effective_batch_by_block > 0.98
     assert report.plan.dispersion_by_block > 0.95
     assert 100 < report.spread_run <= 1024
@@ -221,7 +221,7 @@ def test_a_picture_shows_it(write, counts):
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape == (960, 1320, 3)
     edge = np.concatenate([pixels[:3].reshape(-1, 3), pixels[-3:].reshape(-1, 3), pixels[:, :3].reshape(-1, 3)])
-    assert (edge == 255).all()  # nothing is cut
+    assert (edge == 255).all()  # nothing is cut off
 
 
 def test_a_picture_shows_lanes_and_buffers_that_the_dataset_has(write):

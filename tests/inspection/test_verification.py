@@ -1,4 +1,4 @@
-"""Verify finds whatever is not as it should be, and says which samples are whole nevertheless."""
+"""Verify finds any damage, and says which samples are still whole."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def write_dataset(folder, compression):
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """Return one folder a compression, never changed."""
+    """Return one folder for each compression; they are never changed."""
     folders = {}
     for compression in COMPRESSIONS:
         folders[compression] = tmp_path_factory.mktemp(compression) / "train"
@@ -70,7 +70,7 @@ def messages_of(report):
 
 
 def what_a_reader_gets(folder):
-    """Return all that a reader can get from a dataset; None if it gets an error."""
+    """Return everything that a reader can get from a dataset, or None if it gets an error."""
     try:
         manifest = Manifest.from_json((folder / "manifest.json").read_bytes(), url=str(folder))
         tars, indexes = [], []
@@ -99,14 +99,14 @@ def test_a_whole_dataset_has_no_problems(compression, originals):
 
 
 def is_read(path):
-    """Return whether readers who are given a folder look at a file of it."""
+    """Return whether readers that are given a folder read a file in it."""
     return not path.name.startswith((".", "manifest-"))
 
 
 @examples(3)
 @given(data=st.data(), compression=st.sampled_from(COMPRESSIONS))
 def test_a_bit_that_flips_anywhere_is_reported_unless_it_changes_nothing_that_is_read(data, compression, originals):
-    """What may go unnoticed: gzip's time, and files that no reader asks for here: an earlier manifest, a card."""
+    """Only changes to gzip's time, and to files that no reader needs here (old manifest, card), may go unnoticed."""
     original = originals[compression]
     path = data.draw(st.sampled_from(files_of(original)), label="file")
     at = data.draw(st.integers(0, path.stat().st_size - 1), label="byte")
@@ -256,7 +256,7 @@ def test_a_manifest_that_cannot_be_read_does_not_end_it(dataset):
     report = verify(str(folder))
 
     assert [problem.url for problem in report.problems] == [f"{folder}/manifest.json"]
-    assert [len(shard.damaged) for shard in report.damaged] == [1]  # by the index
+    assert [len(shard.damaged) for shard in report.damaged] == [1]  # found by the index
 
 
 def test_a_shard_with_its_index_from_elsewhere_is_reported(dataset, tmp_path):
@@ -310,11 +310,11 @@ def test_what_the_manifest_says_wrongly_of_a_shard_is_reported(attribute, datase
     messages = messages_of(verify(str(folder)))
 
     assert [message for message in messages if f"has {attribute} " in message]
-    assert len(messages) == 1 + (attribute != "file_size")  # the index is not one of such a shard
+    assert len(messages) == 1 + (attribute != "file_size")  # the index does not match such a shard
 
 
 def with_value(name, value, row=3):
-    """Return what puts a value into one row of a table."""
+    """Return a function that puts a value into one row of a table."""
 
     def change(table):
         values = table.column(name).to_pylist()
@@ -398,7 +398,7 @@ def test_a_block_table_of_all_shards_that_is_not_what_the_indexes_have_is_report
     (folder / manifest.block_file_url).write_bytes(data)
     (folder / "manifest.json").write_text(manifest.to_json())
 
-    assert not verify(str(folder)).ok  # the checksum of the shard's part is still that of the truth
+    assert not verify(str(folder)).ok  # the checksum of the shard's part is still that of the correct data
     shards = (replace(manifest.shards[0], blocks_crc32=crc32(wrong.to_bytes())), manifest.shards[1])
     (folder / "manifest.json").write_text(replace(manifest, shards=shards).to_json())
     assert not verify(str(folder)).ok
@@ -465,7 +465,7 @@ def test_keys_that_should_be_unique_and_are_not_are_reported(tmp_path):
 def test_shards_without_a_manifest_are_verified_as_far_as_a_tar_tells(tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.tar").write_bytes(tar_of((name, b"one") for name in ["a.txt", "b.txt", "c.txt"]))
-    pq.write_table(pa.table({"url": ["http://..."]}), tmp_path / "0.parquet")  # as img2dataset does
+    pq.write_table(pa.table({"url": ["http://..."]}), tmp_path / "0.parquet")  # as img2dataset writes it
     flip(tmp_path / "1.tar", 2 * 1024 + 5)
 
     report = verify(str(tmp_path))
@@ -502,7 +502,7 @@ def test_a_sample_that_verify_calls_whole_is_what_was_written(dataset):
     folder = dataset()
     whole = {sample["__key__"]: sample for location in find_shards(str(folder)) for sample in read_shard(location)}
     tar = shard_of(folder)
-    flip(tar, tar.stat().st_size // 2 // 512 * 512 + 3)  # a header or the middle of a text
+    flip(tar, tar.stat().st_size // 2 // 512 * 512 + 3)  # in a header or in the middle of a text
 
     [damaged] = verify(str(folder)).damaged
 

@@ -1,4 +1,4 @@
-"""Batches are written row by row into memory of their own: the same batches, whatever the rows are like."""
+"""Batches are written row by row into their own memory: the result is the same, whatever the rows are like."""
 
 import gc
 from functools import partial
@@ -92,7 +92,7 @@ def test_batches_are_what_collating_their_samples_gives(batches):
         assert_same_batch(batch, expected)
         results.append((batch, expected))
 
-    for batch, expected in results:  # what comes later changes nothing that is kept
+    for batch, expected in results:  # later batches do not change those that are kept
         assert_same_batch(batch, expected)
 
 
@@ -149,7 +149,7 @@ def test_memory_is_pinned_where_there_is_a_gpu(monkeypatch):
     batch, _ = made(make_batch, samples, set())
 
     assert asked == [True]
-    for _ in range(2):  # what processes write to is not
+    for _ in range(2):  # memory that processes write to is not pinned
         made(BatchMaker(SELECTION, None, SharedBuffers(1_000_000)), samples, set())
     assert asked == [True]
     assert_same_batch(batch, collate(samples, selection=SELECTION))
@@ -210,7 +210,7 @@ def test_what_a_transform_is_given_stays_what_it_is_while_the_batch_is_written(f
     dataset = ShardDataset(folder, fields={"image": "jpg"}, transform={"image": Resize(32)})
     loader = ShardLoader(dataset, 16, transform=inverted, worker_type=worker_type, num_workers=2)
     expected = {key: dataset.by_key(key)["image"] for key in dataset.keys()[:20]}
-    for _ in range(2):  # from the second epoch on it is known what batches are like
+    for _ in range(2):  # from the second epoch on, the form of batches is known
         for batch in loader:
             assert torch.equal(batch["image"], ~batch["old"].permute(0, 3, 1, 2))
             for key, image in zip(batch["__key__"], batch["old"].numpy(), strict=True):
@@ -244,9 +244,8 @@ def mapping_of(address):
 def test_processes_write_into_the_batch_itself_through_memory_without_a_name(folder):
     batches = load(folder, "process", transform=halve)
 
-    for batch in batches[
-        10:
-    ]:  # many of the first epoch are begun before one is complete, which shows what they are like
+    # In the first epoch, many batches are begun before one is complete and shows their form.
+    for batch in batches[10:]:
         for name in ("image", "npy", "half", "noise"):
             assert "/memfd:shardkit (deleted)" in mapping_of(batch[name].data_ptr())
 
@@ -278,7 +277,7 @@ def test_few_large_batches_are_made_ahead(folder):
         return sample | {"npy": np.full((2, 1_000_000), len(sample["__key__"]), np.uint8)}
 
     loader = ShardLoader(ShardDataset(folder, fields=["npy"]), 20, transform=enlarge, num_workers=2)
-    for _ in range(2):  # in the first it is not yet known how large they are
+    for _ in range(2):  # in the first epoch, their size is not known yet
         for _ in loader:
             pass
 

@@ -1,4 +1,4 @@
-"""Whole blocks at a time: the same batches and the same errors as row by row, whatever the blocks are like."""
+"""Processing whole blocks gives the same batches and errors as row by row, whatever the blocks are like."""
 
 import shutil
 
@@ -23,12 +23,12 @@ SMALL = {"shard_bytes": 400_000, "block_bytes": 40_000, "compression": "none", "
 
 
 def as_they_are(sample):
-    """Have samples made one by one: a transform wants them so."""
+    """Return the sample unchanged: a transform makes the loader create samples one by one."""
     return sample
 
 
 def passes(folder, **options):
-    """Return what an epoch gives, by whole blocks and row by row: batches, and the error that ended it."""
+    """Return the batches of an epoch and the error that ended it, both by whole blocks and row by row."""
     results = []
     for transform in (None, as_they_are):
         loader = ShardLoader(ShardDataset(folder, **options), 16, num_workers=2, transform=transform, on_error="raise")
@@ -61,7 +61,7 @@ keys = st.one_of(st.integers(0, 99_999).map("{:05d}".format), st.text("ab/_é", 
 
 @st.composite
 def datasets(draw):
-    """Samples that mostly are alike, as those of a dataset are, and sometimes are not."""
+    """Return samples that are mostly alike, as in a real dataset, and sometimes different."""
     fields = draw(st.lists(st.sampled_from(sorted(values)), min_size=1, max_size=3, unique=True))
     template = {field: draw(values[field]) for field in fields}
     names = draw(st.one_of(st.just([f"{i:04d}" for i in range(60)]), st.lists(keys, min_size=1, max_size=30)))
@@ -82,7 +82,7 @@ def test_a_dataset_gives_the_same_by_whole_blocks_and_row_by_row(tmp_path_factor
         for sample in samples:
             try:
                 writer.write(sample)
-            except ShardkitError:  # a name that no tar may have: not what is tested here
+            except ShardkitError:  # a name that a tar cannot have, which is not tested here
                 continue
     if not len(ShardDataset(folder)):
         return
@@ -201,7 +201,7 @@ def test_text_is_let_go_when_its_block_is_not_needed_any_more():
     assert not arena._columns["txt"].array.any()
 
 
-# -- the quick way to read a block's headers takes what it knows, and nothing else
+# -- the fast way to read a block's headers accepts only headers that it knows
 
 
 def block_of(members):
@@ -223,14 +223,14 @@ def test_equal_samples_are_found_at_once():
     "names",
     [
         [f"{i}.cls" for i in range(5, 14)],  # of different lengths
-        [f"a/.{i:02d}.cls" for i in range(9)],  # dot-files in folders are left out
+        [f"a/.{i:02d}.cls" for i in range(9)],  # hidden files in folders are left out
         [f"{i:02d}/__x__.cls" for i in range(9)],
         [f"{i:02d}.a/cls" for i in range(9)],
         [f"{i:02d}.__a.cls" for i in range(9)],
         [f"{i:02d}.a__" for i in range(9)],
         [f"/{i:02d}.cls" for i in range(9)],
         [f"{i:02d}" for i in range(9)],
-        ["00.cls"] * 9,  # twice in one sample
+        ["00.cls"] * 9,  # the same field twice in one sample
         [f"{i:02d}.{field}" for i in range(9) for field in ("cls", "CLS")],
         [f"{i:02d}{field}" for i in range(9) for field in (".cls", "b.txt")],
         [f"{'x' * 97}{i:02d}.cls" for i in range(9)],  # in the prefix, or in a PAX header
@@ -245,7 +245,7 @@ def as_block(data, samples):
 
 
 def layout(data, samples):
-    """Return what the general way finds: keys and spans, or None if it refuses the block."""
+    """Return the keys and spans that the general way finds, or None if it refuses the block."""
     try:
         block = as_block(bytes(data), samples)
         return block.keys(), block.spans()
@@ -255,7 +255,7 @@ def layout(data, samples):
 
 TEMPLATE = [(f"a{i:02d}.{field}", b"7" * size) for i in range(9) for field, size in (("cls", 1), ("txt", 511))]
 HEADERS = range(0, 18 * 1024, 1024)
-# What the fields of a header hold, where a tar can say something else than usual.
+# Unusual values that the fields of a tar header can have.
 EDITS = {
     0: b"./_aA0\0\xc3\xa9",
     3: b".\0x",

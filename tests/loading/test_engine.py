@@ -1,4 +1,4 @@
-"""Workers that wait get company, so that others compute meanwhile; workers that compute do not."""
+"""More workers are started while workers wait, so that others can compute, but not while they compute."""
 
 import os
 import threading
@@ -42,7 +42,7 @@ class Count:
 @pytest.mark.parametrize("processors", [1, 2])
 def test_workers_that_wait_get_company(folder, monkeypatch, processors):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
-    together = threading.Barrier(5)  # nobody goes on before five are there
+    together = threading.Barrier(5)  # no thread continues before five have arrived
     count = Count(lambda: together.wait(60))
     batches = ShardLoader(ShardDataset(folder), 10, transform=count, num_workers=5)
 

@@ -1,4 +1,4 @@
-"""Blocks are fetched ahead: more at a time where fetching is waiting, in whatever order they come."""
+"""Blocks are fetched ahead, more at a time if fetching means waiting, in whatever order they arrive."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 def fetching(folder, monkeypatch, wait):
-    """Return the labels of an epoch, and how many blocks were fetched at a time, where each fetch has to wait."""
+    """Return the labels of an epoch, and how many blocks were fetched at a time, if each fetch has to wait."""
     dataset, lock, now, most = ShardDataset(folder), threading.Lock(), [0], [0]
     open_block = ShardDataset.open_block
 
@@ -56,7 +56,7 @@ def test_the_first_batch_is_already_fetched_by_many(folder, monkeypatch):
 
     def read(self, *place):
         number = next(calls)
-        if number < 4:  # each that has come doubles their number: 2, 4, 8, 16, 32
+        if number < 4:  # each completed fetch doubles the limit: 2, 4, 8, 16, 32
             assert is_awaited.wait(60)
         elif number < 4 + 32 - 1:
             assert enough.wait(60)

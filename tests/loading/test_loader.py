@@ -1,4 +1,4 @@
-"""ShardLoader: every sample exactly once, the same order anywhere, resumable between any two batches."""
+"""ShardLoader yields every sample exactly once, in the same order anywhere, and resumes between any two batches."""
 
 import copy
 import gc
@@ -55,7 +55,7 @@ def keys_of(batches):
 
 
 def every_rank(dataset, batch_size, world_size, *, take=None, state=None, **options):
-    """Return each rank's batches, and the states that the ranks then have."""
+    """Return each rank's batches, and the ranks' states after them."""
     batches, states = [], []
     for rank in range(world_size):
         loader = ShardLoader(dataset, batch_size, rank=rank, world_size=world_size, num_workers=1, **options)
@@ -111,7 +111,7 @@ def test_a_global_batch_has_the_same_samples_for_any_number_of_ranks(dataset, wo
 
     together = [sorted(keys_of(batches)) for batches in zip(*ranks, strict=True)]
     expected = [sorted(batch["__key__"]) for batch in alone]
-    if len(together) < len(expected):  # what would leave a rank empty has joined the batch before
+    if len(together) < len(expected):  # samples that would leave a rank empty joined the batch before
         expected[-2:] = [sorted(expected[-2] + expected[-1])]
     assert together == expected
 
@@ -286,7 +286,7 @@ def test_another_selection_is_another_dataset(dataset):
 
 
 def test_a_loop_that_asks_for_a_sampler_is_told_what_to_do(dataset):
-    """Accelerate's skip_first_batches would make a DataLoader of it, without the transform."""
+    """Accelerate's skip_first_batches would turn it into a DataLoader, without the transform."""
     loader = ShardLoader(dataset, 8)
 
     assert not hasattr(loader, "sampler")
@@ -350,7 +350,7 @@ def test_an_iterator_that_was_left_behind_does_not_move_the_state(dataset):
     assert (state["epoch"], state["position"]) == (1, 10)
 
 
-# -- what a batch is
+# -- the contents of a batch
 
 
 def test_a_batch_is_a_dict_of_tensors_where_values_are_alike_and_lists_where_not(dataset):
@@ -506,7 +506,7 @@ def test_an_error_in_a_process_before_it_makes_rows_is_the_error_of_the_pass(dat
 
 
 class OddError(Exception):
-    """An error that cannot be made again of its message."""
+    """An error that cannot be rebuilt from its message."""
 
     def __init__(self, what, how):
         super().__init__(f"{what} {how}")
@@ -537,7 +537,7 @@ def test_transforms_that_cannot_be_sent_are_refused_at_once(dataset):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """A dataset of which one field's data is not what it was, so that its whole block is not believed."""
+    """A dataset in which the data of one field is changed, so that its whole block is refused."""
     folder = tmp_path / "damaged"
     shardkit.pack(make_samples(), folder, compression="none", **SMALL)
     shard = sorted(folder.glob("*.tar"))[3]
@@ -580,7 +580,7 @@ def test_what_a_transform_raises_is_never_skipped(dataset):
 
 @pytest.fixture
 def gaps(tmp_path):
-    """A dataset of which only the third and the fourth of ten samples can be decoded."""
+    """A dataset of ten samples, of which only the third and the fourth can be decoded."""
     samples = ({"__key__": f"{i}", "json": b"{}" if i in (2, 3) else b"{", "npy": np.zeros((3, i))} for i in range(10))
     shardkit.pack(samples, tmp_path / "gaps", shuffle=False, **SMALL)
     return ShardDataset(tmp_path / "gaps")
@@ -698,14 +698,14 @@ def test_torchruns_environment_says_the_rank(dataset, monkeypatch):
     assert found == keys_of(ShardLoader(dataset, 8, rank=1, world_size=2))
 
 
-# -- what is held, read and left
+# -- memory, reads and cleaning up
 
 
 @pytest.mark.parametrize("taken", [None, 3])
 def test_blocks_are_let_go_when_an_epoch_ends(dataset, taken):
     loader = ShardLoader(dataset, 8, transform={"cls": int})
     batches = iter(loader)
-    gc.disable()  # which would find them, some time
+    gc.disable()  # otherwise it might free them
     try:
         assert list(islice(batches, taken))
         engine = batches._engine

@@ -1,4 +1,4 @@
-"""Rows are made where they belong, each image decoded once, and what cannot be decoded is told from what failed."""
+"""Rows are written in place, each image is decoded once, and undecodable data is distinguished from other errors."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A stock DataLoader has the order of the plan, for any number of workers, and every rank as many batches."""
+"""A stock DataLoader has the plan's order with any number of workers, and all ranks have the same number of batches."""
 
 import pickle
 from collections import Counter
@@ -42,7 +42,7 @@ def labels(batches):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # on two processors
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # if there are only two processors
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
 def test_the_order_is_the_same_for_any_number_of_workers(num_workers, digits):
     loader = DataLoader(digits, batch_sampler=ShardSampler(digits, 16, seed=3), num_workers=num_workers)
@@ -121,7 +121,7 @@ def test_every_iteration_is_the_next_epoch_and_an_epoch_can_be_set(digits):
     sampler = ShardSampler(digits, 16, seed=1)
     first, second, third = epochs_of(sampler, 3)
     sampler.set_epoch(np.int64(1))
-    iter(sampler)  # a DataLoader with workers asks for one iterator more than it uses
+    iter(sampler)  # a DataLoader with workers creates one iterator more than it uses
 
     assert epochs_of(sampler) == [second, third]
     assert first not in (second, third)

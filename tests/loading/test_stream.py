@@ -1,4 +1,4 @@
-"""Every sample comes exactly once an epoch, in an order that differs every epoch and is the same when asked again."""
+"""Every sample comes exactly once per epoch, in an order that differs every epoch and is reproducible."""
 
 import copy
 import itertools
@@ -40,7 +40,7 @@ multiprocess = pytest.mark.multiprocess
 
 
 def bare_shards(folder, sizes):
-    """Write shards of so many samples, numbered on, and return their names."""
+    """Write shards with given numbers of samples, numbered consecutively, and return their names."""
     numbers = itertools.count()
     names = []
     for shard, size in enumerate(sizes):
@@ -71,14 +71,14 @@ def names(count):
 
 @contextmanager
 def worker(number, of, seed):
-    """Let this process pass for a worker of a loader."""
+    """Make this process look like a worker of a loader."""
     info = SimpleNamespace(id=number, num_workers=of, seed=seed + number)
     with mock.patch.object(stream_module, "get_worker_info", return_value=info):
         yield
 
 
 def order_of_workers(stream, epoch, count):
-    """Return the keys as a loader yields them: from each worker in turns."""
+    """Return the keys as a loader yields them: from each worker in turn."""
     stream = copy.deepcopy(stream)
     stream.set_epoch(epoch)
     orders = []
@@ -125,7 +125,7 @@ def test_every_sample_comes_exactly_once_over_ranks_and_workers(
         stream.set_epoch(epoch)
         for number in range(num_workers):
             with worker(number, num_workers, seed=1000 + rank):
-                seen += keys(copy.copy(stream))  # each worker has its own, with the epochs shared
+                seen += keys(copy.copy(stream))  # each worker has its own copy, with a shared epoch
 
     assert Counter(seen) == Counter(names(20))
 
@@ -138,7 +138,7 @@ def test_without_a_buffer_only_the_order_of_shards_changes(shards, seed, epoch):
     found = keys(stream)
 
     assert sorted(found) == sorted(itertools.chain(*as_given.values()))
-    while found:  # whole shards, one after the other, each in its own order
+    while found:  # whole shards, one after the other, each in its stored order
         [part] = [part for part in as_given.values() if part == found[: len(part)]]
         del found[: len(part)]
 
@@ -209,7 +209,8 @@ def test_an_epoch_differs_from_the_last_and_repeats_when_asked_again(shards):
     assert keys(ShardStream(shards, seed=4)) != orders[0]
 
 
-# Of five shards with 5, 3, 4, 6 and 2 samples, seed 3 and epoch 5. Runs that resume with another version rely on it.
+# The order of five shards with 5, 3, 4, 6 and 2 samples, with seed 3 and epoch 5. Runs that resume with another version
+# rely on it.
 GOLDEN_ORDER = "0 18 9 1 2 12 11 3 14 13 5 19 6 10 15 4 16 7 17 8"
 
 
@@ -497,7 +498,7 @@ def test_a_decoder_of_ones_own_is_used(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """Return shards of which the second has two undecodable samples and the third is cut in its third sample."""
+    """Return shards: the second has two undecodable samples, and the third is cut in its third sample."""
     shards = bare_shards(tmp_path, [4, 4, 4, 4])
     samples = samples_of(range(4, 8))
     samples[1]["cls"] = samples[2]["cls"] = b"?"
@@ -529,7 +530,7 @@ def test_what_is_skipped_is_counted_and_logged_once_for_each_shard(damaged, capl
         "skipped a sample",
         f"skipped the rest of shard {damaged[2]}",
     ]
-    assert sorted(keys(stream)) == WHOLE  # the bound is for an epoch
+    assert sorted(keys(stream)) == WHOLE  # the bound applies to each epoch
     assert stream.skipped == Skipped(samples=2, shards=1)
 
 

@@ -1,4 +1,4 @@
-"""Threads that end when they are told to, or with the program, whatever they are at."""
+"""Threads end when they are asked to, or with the program, whatever they are doing."""
 
 import gc
 import subprocess
@@ -29,7 +29,7 @@ def test_as_many_tasks_are_done_at_a_time_as_there_are_threads():
     for _ in range(3):
         threads.submit(meeting.wait, 60)
 
-    meeting.wait(60)  # raises if they do not all come
+    meeting.wait(60)  # raises if they do not all arrive
     threads.close()
     threads.join(None)
 

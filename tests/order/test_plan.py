@@ -1,4 +1,4 @@
-"""Every sample comes once in an epoch, in an order that any rank knows at any position."""
+"""Every sample comes once in an epoch, in an order that any rank can compute at any position."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def blocks_of(runs, block_samples):
 
 
 def permuted(n, key, x):
-    """Return where a keyed permutation of range(n) puts x, as the docstring of shardkit.order says it."""
+    """Return where a keyed permutation of range(n) puts x, as the docstring of shardkit.order defines it."""
     half = max(1, -(-(n - 1).bit_length() // 2))
     while True:
         left, right = x >> half, x % 2**half
@@ -50,7 +50,7 @@ def permuted(n, key, x):
 
 
 def specified(runs, block_samples, seed, epoch, lanes):
-    """Return the order of an epoch as the docstring of shardkit.order says it, in plain Python."""
+    """Return the order of an epoch as the docstring of shardkit.order defines it, in plain Python."""
     blocks = blocks_of(runs, block_samples)
     line = [None] * len(blocks)
     for number, block in enumerate(blocks):
@@ -292,7 +292,7 @@ def test_epochs_have_nothing_in_common():
 
 
 def test_runs_may_be_blocks_of_which_a_selection_leaves_little():
-    # 1 000 blocks of 64 samples with 1 or 2 selected each: windows are as small, so few blocks are open at once.
+    # 1,000 blocks of 64 samples, with 1 or 2 selected in each: windows are small too, so few blocks are open at once.
     runs = np.arange(1000) % 2 + 1
     plan = plan_of(runs, 64, lanes=10)
     found = plan.locate(np.arange(plan.num_samples))

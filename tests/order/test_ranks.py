@@ -1,4 +1,4 @@
-"""Rank and world size are found where launchers put them, and never guessed when half of it is missing."""
+"""Rank and world size are found where launchers put them, and are never guessed if one of them is missing."""
 
 import pytest
 from torch import distributed

@@ -1,4 +1,4 @@
-"""Which blocks the batches of an epoch need is planned stretch by stretch, and each block is wanted once."""
+"""The blocks that the batches of an epoch need are planned in stretches, and each block is wanted once."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from shardkit.order.plan import Batches, OrderPlan
 from shardkit.order.schedule import schedule
 
-COUNT, BLOCK = 15_000, 50  # more than the first stretches that are planned at a time
+COUNT, BLOCK = 15_000, 50  # more than the first planned stretches
 
 
 class Numbers:
@@ -25,7 +25,7 @@ def test_a_block_is_wanted_once_however_many_samples_an_epoch_has(holds_all):
     blocks = np.array([one.block for one in wanted])
 
     assert len(wanted) == planned[-1].opened
-    assert len(wanted) <= COUNT // BLOCK + (0 if holds_all else 12)  # one that a lane's end cuts is wanted twice
+    assert len(wanted) <= COUNT // BLOCK + (0 if holds_all else 12)  # a block that a lane's end cuts is wanted twice
     assert len({one[:3] for one in wanted}) == len(wanted)
     assert sorted(found.tolist()) == list(range(COUNT))
     assert (found == np.concatenate([blocks[batch.numbers] * BLOCK + batch.rows for batch in planned])).all()

@@ -1,4 +1,4 @@
-"""Any tar shards become a dataset whose index is true, and nothing that was there is lost or blessed by mistake."""
+"""Any tar shards become a dataset with correct indexes; nothing is lost, and damage is not accepted by mistake."""
 
 import bz2
 import gzip
@@ -111,7 +111,7 @@ def index_of(manifest, i=0):
 
 
 def samples_in(index, tar):
-    """Return every sample that an index has, with its bytes taken from the tar by offset; the checksums are right."""
+    """Return every sample in an index, with its bytes taken from the tar by offset; check the checksums."""
     samples = {}
     for row in index.rows().to_pylist():
         fields = {
@@ -216,7 +216,7 @@ def test_lost_indexes_of_our_zst_shards_are_made_again_with_a_block_a_frame(pack
 
     manifest = index_shards(packed.url, block_bytes="1KB", columns={"label": "cls"})
 
-    assert without_indexes(manifest) == without_indexes(packed)  # the files that samples were made of are forgotten
+    assert without_indexes(manifest) == without_indexes(packed)  # the original files are not recorded
     assert manifest.column_file == packed.column_file
     blocks, stored = index_of(manifest).blocks, (tmp_path / "train" / manifest.shards[0].url).read_bytes()
     for i in range(len(blocks)):
@@ -278,7 +278,7 @@ def test_the_readers_read_what_was_indexed_and_compare_it(tmp_path):
     [
         ([["a", "b"], ["c"]], 0),
         ([["a", "b"], ["b", "a"]], 2),
-        ([["a", "b", "a"]], 1),  # its members are not adjacent: two samples, as every reader has it
+        ([["a", "b", "a"]], 1),  # its members are not adjacent: every reader sees two samples
     ],
 )
 def test_repeated_keys_are_counted_and_recorded(shards, repeated, tmp_path, caplog):
@@ -319,7 +319,7 @@ def test_columns_are_fields_or_functions_of_the_sample(tmp_path):
     }
     assert index_shards(str(tmp_path), overwrite=True).columns.keys() == {"label", "length", "key"}
     (tmp_path / "manifest.json").unlink()
-    assert index_shards(str(tmp_path)).columns.keys() == {"label", "length", "key"}  # of the indexes that are left
+    assert index_shards(str(tmp_path)).columns.keys() == {"label", "length", "key"}  # from the remaining indexes
     (tmp_path / "manifest.json").unlink()
     shutil.rmtree(tmp_path / "__index__")
     assert index_shards(str(tmp_path)).columns == {}
@@ -395,7 +395,7 @@ def test_shards_that_the_manifest_has_are_not_dropped_from_it(packed, tmp_path):
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_of_somebody_else_beside_a_shard_stays_and_is_not_in_the_way(overwrite, tmp_path):
     (tmp_path / "00000.tar").write_bytes(tar_of([("1.txt", b"")]))
-    pq.write_table(pa.table({"url": ["http://..."]}), tmp_path / "00000.parquet")  # as img2dataset does
+    pq.write_table(pa.table({"url": ["http://..."]}), tmp_path / "00000.parquet")  # as img2dataset writes it
     before = (tmp_path / "00000.parquet").read_bytes()
 
     for _ in range(2):
@@ -438,7 +438,7 @@ def test_of_old_indexes_only_those_of_these_shards_are_deleted(tmp_path):
     folder = copy_of_format_1(tmp_path)
     first, second = (folder / shard.index_url for shard in read_manifest(folder).shards[:2])
     (folder / "other.parquet").write_bytes(first.read_bytes())
-    second.write_bytes(first.read_bytes())  # is the index of another shard
+    second.write_bytes(first.read_bytes())  # the index of another shard
     index_shards(folder, overwrite=True)
 
     assert {path.name for path in folder.glob("*.parquet")} == {"other.parquet", second.name}

@@ -1,4 +1,4 @@
-"""Packing writes every sample once and the same bytes with any workers, and resumes after any interruption."""
+"""Packing writes every sample once, gives the same bytes with any workers, and resumes after any interruption."""
 
 import errno
 import os
@@ -88,7 +88,7 @@ def image_files(folder, count=60):
 
 
 def read(folder):
-    """Return the samples in order, strictly read and compared with the index."""
+    """Return the samples in order, read strictly and compared with the index."""
     found = [sample for location in find_shards(str(folder)) for sample in read_shard(location)]
     return [{name: value for name, value in s.items() if name != URL} for s in found]
 
@@ -98,7 +98,7 @@ def keys(folder):
 
 
 def contents(folder):
-    """Return the bytes of every file, hidden ones too."""
+    """Return the bytes of every file, including hidden ones."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
@@ -201,7 +201,7 @@ def test_a_sample_larger_than_a_shard_is_an_error_before_anything_is_written(tmp
         quiet(source, tmp_path / "ds", shard_bytes=23_039)
     assert not list(tmp_path.glob("ds/*.tar"))
     assert (tmp_path / "ds").exists() is not listed
-    quiet(ImageFolder(images), tmp_path / "ds", shard_bytes=23_040)  # and nothing of it is in the way of the next
+    quiet(ImageFolder(images), tmp_path / "ds", shard_bytes=23_040)  # and nothing that it left hinders the next pack
 
 
 @pytest.mark.parametrize("bad", [{KEY: "a.b", "txt": ""}, {KEY: "a", "TXT": ""}, {KEY: "a"}, {KEY: "a", "json": {1}}])
@@ -433,11 +433,11 @@ def test_a_split_may_be_empty(tmp_path):
     assert sorted(m.num_samples for m in manifests.values()) == [0, 1]
 
 
-MEETING = None  # where those that are to work at the same time wait for one another
+MEETING = None  # where tasks that should run at the same time wait for one another
 
 
 def meet(sample):
-    """A column that waits, once a thread, for as many others as MEETING says."""
+    """A column that waits, once per thread, until as many threads as MEETING requires have arrived."""
     if MEETING is not None and not hasattr(MEETING.local, "met"):
         MEETING.local.met = True
         MEETING.barrier.wait()
@@ -451,13 +451,13 @@ class Meeting:
 
 
 class Inline(Executor):
-    """An executor of somebody else's."""
+    """A third-party executor."""
 
     def submit(self, fn, /, *args, **kwargs):
         future = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - an executor hands it on
+        except BaseException as error:  # noqa: BLE001 - an executor passes on any error
             future.set_exception(error)
         return future
 
@@ -476,7 +476,7 @@ def test_one_and_four_threads_that_work_at_the_same_time_give_the_same_bytes(
 
     assert contents(tmp_path / "four/ds") == undisturbed
     monkeypatch.setattr(sys.modules[__name__], "MEETING", Meeting(threading.Barrier(4, timeout=0.1), threading.local()))
-    with pytest.raises(CodecError) as caught:  # three are not four
+    with pytest.raises(CodecError) as caught:  # only three threads arrive, not four
         quiet(ImageFolder(images), tmp_path / "three", shard_samples=5, columns={"label": meet}, num_workers=3)
     assert isinstance(caught.value.__cause__, BrokenBarrierError)
 
@@ -492,7 +492,7 @@ def test_a_foreign_executor_gives_the_same_bytes_and_stays_open(tmp_path, images
 
 @dataclass(frozen=True)
 class MeetInProcesses:
-    """The same for processes."""
+    """A column like ``meet``, for processes."""
 
     barrier: object
 
@@ -548,7 +548,7 @@ def transformed(sample):
 
 @contextmanager
 def temporary_folder_beside(folder):
-    """Let a folder beside another one be TMPDIR. It stays if something is left in it."""
+    """Use a folder beside another one as TMPDIR. It remains if anything is left in it."""
     earlier, beside = tempfile.tempdir, Path(f"{folder}.tmp")
     beside.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(beside)
@@ -561,7 +561,7 @@ def temporary_folder_beside(folder):
 
 
 def job(kind, images, folder, size=4):
-    """Pack into tiny shards, so that there is much to interrupt."""
+    """Pack into tiny shards, so that there are many points to interrupt."""
     with temporary_folder_beside(folder):
         _job(kind, images, folder, size)
 
@@ -578,7 +578,7 @@ def _job(kind, images, folder, size):
 
 
 def killed_at(event_number, kind, images, folder):
-    """Do the job in this process, which kills itself before its n-th operation on a file in the folder."""
+    """Run the job in this process, which kills itself before its n-th operation on a file in the folder."""
     seen = 0
 
     def hook(event, arguments):
@@ -598,7 +598,7 @@ SERVER = forkserver(__name__)
 
 
 def run(target, *args, kill_after=None):
-    """Run a function in a process of its own; kill -9 it after some seconds. Returns whether it ended by itself."""
+    """Run a function in a separate process and kill -9 it after some seconds. Return whether it ended by itself."""
     process = SERVER.Process(target=target, args=args)
     process.start()
     process.join(kill_after)
@@ -641,7 +641,7 @@ def test_a_pack_that_is_killed_at_random_again_and_again_goes_on_to_the_same_byt
     for trial in range(2):
         folder, patience = tmp_path / f"killed{trial}", 1.0
         while not run(job, kind, images, folder, kill_after=patience * moments.uniform(0.02, 0.2)):
-            patience *= 1.05  # or a busy machine would never come to write a manifest
+            patience *= 1.05  # otherwise a busy machine would never reach the manifest
             for dataset in datasets_in(folder):
                 check_what_stands(dataset)
 
@@ -712,7 +712,7 @@ def test_a_script_that_is_interrupted_or_killed_goes_on_when_it_is_run_again(tmp
 
 @dataclass(frozen=True)
 class DiesOnce:
-    """A transform that writes down what it is called for, and kills its process at the 35th sample of the first run."""
+    """A transform that records its calls, and kills its process at the 35th sample of the first run."""
 
     folder: Path
 
@@ -745,7 +745,7 @@ def test_after_a_worker_was_killed_only_what_was_not_transformed_is_transformed(
 
 
 def pack_with_limit(images, folder, limit):
-    """No file may be larger than this many bytes, as if the disk were full."""
+    """Pack with a limit on the size of files, in bytes, as if the disk were full."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -780,7 +780,7 @@ def test_a_disk_that_is_too_full_for_the_samples_that_wait_is_an_error_that_says
 
 
 class Interrupt(Exception):  # noqa: N818
-    """What stops a pack in its midst."""
+    """An error that stops a pack midway."""
 
 
 @pytest.fixture
@@ -907,7 +907,7 @@ def test_a_function_whose_code_changed_is_another_function(tmp_path, images):
 
 @pytest.mark.multiprocess
 def test_a_function_is_recognised_in_another_process():
-    """Sets in its code have another order in every process."""
+    """Sets in its code have a different order in every process."""
     program = (
         "from shardkit.packing.target import describe_function\n"
         "print(describe_function(lambda s: s if s['cls'] in {'a', 'b', 'c', 'd', ('e', 1.5)} else (lambda: s)()))"
@@ -941,7 +941,7 @@ def test_a_finished_pack_of_another_source_is_refused(tmp_path):
 
 def test_resume_false_starts_an_interrupted_pack_anew(interrupted, images, tmp_path):
     inodes = {p.name: p.stat().st_ino for p in interrupted.glob("*.tar")}
-    os.link(interrupted / "ds-000000.tar", tmp_path / "kept")  # so that its inode is not used again
+    os.link(interrupted / "ds-000000.tar", tmp_path / "kept")  # so that its inode is not reused
     quiet(ImageFolder(images), interrupted, shard_samples=4, num_workers=1, resume=False)
 
     assert (interrupted / "ds-000000.tar").stat().st_ino != inodes["ds-000000.tar"]

@@ -1,4 +1,4 @@
-"""Two packs never mix in one folder, nor does one destroy what it reads; who was killed keeps nobody out."""
+"""Two packs never mix in one folder, and a pack never destroys its source; a killed pack does not block others."""
 
 import multiprocessing
 import os
@@ -48,7 +48,7 @@ def test_a_second_pack_into_a_folder_is_refused_while_the_first_is_at_work(tmp_p
 
 
 def live_on(begun):
-    begun.set()  # what a child lets go when it begins is let go
+    begun.set()  # by now the child has released what it releases at its start
     signal.pause()
 
 
@@ -85,7 +85,7 @@ def test_a_killed_pack_keeps_nobody_out(tmp_path, hold):
             pass
         assert list(folder.iterdir()) == []
     finally:
-        for child in tmp_path.glob("*.child"):  # it lives on
+        for child in tmp_path.glob("*.child"):  # the child is still running
             os.kill(int(child.read_text()), signal.SIGKILL)
 
 

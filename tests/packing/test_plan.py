@@ -1,4 +1,4 @@
-"""Shards are few, full and equal, and splits stay what they were; all of it decided from sizes and keys alone."""
+"""Shards are few, full and equal, and splits never change; all of this is decided from sizes and keys alone."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ def shard_sizes(sizes, starts):
 
 
 def fewest(sizes, capacity, most):
-    """Fill each shard to the brim: no way of cutting needs fewer."""
+    """Return the least number of shards, found by filling each shard as far as possible."""
     shards, size, count = 0, capacity, most
     for sample in sizes.tolist():
         if size + sample > capacity or count == most:
@@ -83,7 +83,7 @@ def test_a_plan_has_every_position_once_and_only_the_seed_decides_their_order():
 
 
 def test_an_order_has_no_memory_of_the_source_order():
-    """Neighbours in the source are as far apart as chance has it: a third of the length on average."""
+    """Neighbours in the source are as far apart as in a random order: a third of the length on average."""
     order = plan_shards(np.arange(10_000), np.full(10_000, 512), capacity=1 << 40, shard_samples=None, seed=0).order
     place = np.empty(10_000)
     place[order] = np.arange(10_000)
@@ -134,7 +134,7 @@ def test_what_has_the_same_group_is_in_the_same_split():
 
 
 def test_the_assignment_is_pinned():
-    """These samples are in val for ever: a change here moves samples between splits in everybody's next pack."""
+    """These samples always stay in val: a change here moves samples between splits in every user's next pack."""
     parts = assign_splits(hash_keys(map(str, range(100))), {"train": 0.9, "val": 0.1}, None, list)
 
     assert parts["val"].tolist() == [6, 37, 41, 48, 50, 54, 68, 70, 82, 93, 97, 99]

@@ -1,4 +1,4 @@
-"""Registered codecs go along into the processes of a pack, and what is no sample is refused by name."""
+"""Registered codecs also work in the processes of a pack, and values that are not samples are refused by name."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def add_reversed(sample):
 
 @given(size=st.integers(4, 20), field=st.sampled_from(["png", "left.bmp", "ppm", "jpg"]), data=st.data())
 def test_an_image_transform_is_given_bytes_and_decodes_them(size, field, data):
-    """As in training: of a file or a shard, bytes come, and what is made of them is what is made of the pixels."""
+    """As in training: a file or a shard gives bytes, and the result is the same as for the pixels."""
     function = data.draw(st.sampled_from([Resize(size), ResizeCenterCrop(size), RandomResizedCrop(size)]))
     transform = SampleTransform({field: function}, seed=7)
     sample = {"__key__": "0001", field: codecs.encode(field, PHOTO), "txt": b"kept"}
@@ -43,7 +43,7 @@ def test_an_image_transform_is_given_bytes_and_decodes_them(size, field, data):
     assert of_bytes["txt"] == b"kept"
     assert of_bytes[field].shape == (size, size, 3)
     off = np.abs(of_bytes[field].astype(int) - of_pixels[field])
-    assert off.max() <= (8 if field == "jpg" else 0)  # a JPEG is decoded smaller
+    assert off.max() <= (8 if field == "jpg" else 0)  # a JPEG is decoded at a reduced size
 
 
 @pytest.mark.multiprocess

@@ -1,4 +1,4 @@
-"""What waits in a spill comes back as it was, by one read of each segment, and files of others are not touched."""
+"""Samples in a spill come back unchanged, with one read per segment, and other programs' files are not touched."""
 
 import tempfile
 import threading
@@ -27,7 +27,7 @@ samples = st.builds(
 
 
 class Counted(LocalStorage):
-    """Counts what is read in ranges."""
+    """A storage that counts reads of ranges."""
 
     def __init__(self):
         self.reads = []

@@ -1,4 +1,4 @@
-"""A pack is written into a folder of its own: what others have put there is never mixed with it, and never deleted."""
+"""A pack has its own folder: files of others in it are never mixed with the pack, and never deleted."""
 
 import tempfile
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_splits_come_to_lie_beside_other_datasets(tmp_path):
     pack(SAMPLES, tmp_path / "out", splits=SPLITS, progress=False)
     (tmp_path / "out/README.md").write_text("What the splits are of.")
 
-    pack(SAMPLES, tmp_path / "out", splits=SPLITS, progress=False)  # finished, and nothing to do
+    pack(SAMPLES, tmp_path / "out", splits=SPLITS, progress=False)  # finished, so there is nothing to do
     pack(SAMPLES, tmp_path / "out", splits=SPLITS, seed=1, overwrite=True, progress=False)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [".huggingface.yaml", "README.md", "test", "train", "val"]

@@ -1,4 +1,4 @@
-"""Tasks are done wherever they are done in the same way, and leave nothing behind when they or their caller fail."""
+"""Tasks run the same way in any kind of worker, and leave nothing behind when they or their caller fail."""
 
 import os
 import re
@@ -41,7 +41,7 @@ class Raises:
 
 
 class Meets:
-    """Waits for another task that meets at the same FIFO; then does what it is to do."""
+    """Waits for another task that opens the same FIFO, then runs its action."""
 
     def __init__(self, place, then):
         self.place, self.then = place, then
@@ -68,7 +68,7 @@ class UnpicklableError(Exception):
 
 
 class OneWayError(Exception):
-    """It is pickled as its class and its message, which is one argument too few."""
+    """An error whose pickle has only its class and its message, which is one argument too few."""
 
     def __init__(self, one, other):
         super().__init__(f"{one} {other}")
@@ -116,7 +116,7 @@ def test_no_task_is_begun_long_before_it_is_needed(options):
 
 
 class Done(Executor):
-    """An executor whose tasks are done at once."""
+    """An executor that runs tasks immediately."""
 
     def __init__(self, **own):
         vars(self).update(own)
@@ -128,7 +128,7 @@ class Done(Executor):
 
 
 class DaskClient:
-    """What an executor of Dask's holds."""
+    """The client that a Dask executor holds."""
 
     def nthreads(self):
         return {"tcp://a": 4, "tcp://b": 3}
@@ -195,7 +195,7 @@ def test_when_the_caller_gives_up_those_that_have_begun_are_told_to_stop(tmp_pat
 
 
 def start(tmp_path, code):
-    """Start a script that has the names of this module."""
+    """Start a script that can use the names of this module."""
     head = "import sys\nfrom pathlib import Path\nfrom tests.packing.test_workers import *\n"
     script = f"{head}if __name__ == '__main__':\n    {code}\n"
     (tmp_path / "script.py").write_text(script)
@@ -230,9 +230,9 @@ for _ in Workers(num_workers=2, worker_type="process").run({tasks}):
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-        _, err = process.communicate()  # returns when none of them is left
+        _, err = process.communicate()  # returns when none of the processes is left
 
-    assert len(family) == 4  # with multiprocessing's own helper
+    assert len(family) == 4  # including multiprocessing's own helper
     assert not [name for name in re.findall(r"/dev/shm/\S+", maps) if Path(name).exists()]
     assert err == ""
 

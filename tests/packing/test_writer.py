@@ -1,4 +1,4 @@
-"""What is written is read back, is the same every time, and is a dataset only when it is whole."""
+"""Written samples are read back, the bytes are the same every time, and only a complete dataset is one."""
 
 import errno
 import hashlib
@@ -39,7 +39,7 @@ GOLDEN = (
     + b"hello".ljust(512, b"\0")
     + bytes(1024)
 )
-SHARD_OF_THREE = 3 * 1024 + 1024  # of samples with one small field: a header, a block of data; then the archive's end
+SHARD_OF_THREE = 3 * 1024 + 1024  # three samples of one small field (header and data), then the archive's end
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=40)
 keys = texts.filter(lambda text: not set(text) & set("./") and not text.startswith("__"))
@@ -58,7 +58,7 @@ def write(folder, samples, **options):
 
 
 def read(folder):
-    """Return the samples of every shard, strictly and compared with the index."""
+    """Return the samples of every shard, read strictly and compared with the index."""
     found = [list(read_shard(location)) for location in find_shards(str(folder))]
     return [[{name: value for name, value in s.items() if name != URL} for s in shard] for shard in found]
 
@@ -236,7 +236,7 @@ def test_after_an_exception_there_is_no_dataset_and_whoever_opens_it_is_told(tmp
 def test_a_disk_that_fails_leaves_no_incomplete_shard_and_no_dataset_even_if_the_error_is_held_back(
     tmp_path, monkeypatch, fail_at
 ):
-    """The n-th write to a file fails, once; then all goes well again."""
+    """Let the n-th write to a file fail once; all other writes succeed."""
     create = LocalStorage.create
     writes = iter(range(1, 1000))
 

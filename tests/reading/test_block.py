@@ -1,4 +1,4 @@
-"""A block is its samples, all of them and no others, or an error; however its tar was written."""
+"""A block yields exactly its samples or an error, however its tar was written."""
 
 import io
 import pickle
@@ -41,7 +41,7 @@ def open_block(data, samples, **options):
 
 
 def read(data, samples=3, selection=None):
-    """Return key and fields of every sample."""
+    """Return the key and the fields of every sample."""
     block = open_block(data, samples)
     found = [block.sample(row, selection) for row in range(samples)]
     assert [sample.pop("__url__") for sample in found] == ["x.tar"] * samples
@@ -50,7 +50,7 @@ def read(data, samples=3, selection=None):
 
 
 def strangers_tar(samples, form):
-    """Return a tar as Python writes it, with a folder and a link before every sample and a file without a field."""
+    """Return a tar written by Python, with a folder, a link and a file without a field before every sample."""
     with tarfile.open(fileobj=(file := io.BytesIO()), mode="w", format=form) as archive:
         for key, sample in samples:
             for kind, name in ((tarfile.DIRTYPE, f"{key}-folder"), (tarfile.SYMTYPE, f"{key}.link"), (None, "README")):
@@ -134,7 +134,7 @@ def test_a_flipped_bit_in_a_header_is_an_error_and_elsewhere_moves_nothing():
         try:
             found = open_block(flipped, 3)._walk()
         except ShardError as error:
-            assert error.url == "x.tar"  # noqa: PT017 - either this or the other
+            assert error.url == "x.tar"  # noqa: PT017 - either an error or the samples
             assert 10_240 <= error.offset < 10_240 + len(data) + 1024  # noqa: PT017
         else:
             assert found == layout, at

@@ -1,4 +1,4 @@
-"""A dataset is its samples, each as it was packed, however they are asked for, or an error that says where."""
+"""However samples are requested, a dataset returns each as it was packed, or an error that says where it is damaged."""
 
 import io
 import pickle
@@ -40,7 +40,7 @@ COUNT = 203
 
 
 def sample_of(i):
-    """A sample: every one has cls and txt, some have json and a large bin, and with them another label and width."""
+    """Return a sample: each has cls and txt, and some also have json or a large bin."""
     sample = {"__key__": f"k/{i:04d}", "cls": i, "txt": f"text {i} " * (i % 7 + 1)}
     if i % 3 == 0:
         sample["json"] = {"n": i}
@@ -53,7 +53,7 @@ SAMPLES = [sample_of(i) for i in range(COUNT)]
 COLUMNS = {
     "label": lambda sample: sample["cls"] % 10,
     "width": lambda sample: sample["cls"] / 4 if sample["cls"] % 3 == 0 else None,
-    "late": lambda sample: sample["cls"] if sample["cls"] > 150 else None,  # null in all of the first shards
+    "late": lambda sample: sample["cls"] if sample["cls"] > 150 else None,  # null in all samples of the first shards
 }
 
 
@@ -94,7 +94,7 @@ def numbers(dataset):
 
 @pytest.fixture
 def ranges(monkeypatch):
-    """What is read of which files: (name, start, size)."""
+    """Return a list of the ranges that are read from files: (name, start, size)."""
     seen = []
 
     def remember(name, size_of):
@@ -562,9 +562,9 @@ def test_a_damaged_index_is_an_error(copied):
         dataset = ShardDataset(copied)
         for i in (100, 149):
             try:
-                assert without_url(dataset[i]) == SAMPLES[i]  # the damage is where nobody has read
+                assert without_url(dataset[i]) == SAMPLES[i]  # the damage is in a part that was not read
             except DatasetError as error:
-                assert error.url == str(index)  # noqa: PT017 - either this or the sample
+                assert error.url == str(index)  # noqa: PT017 - either an error or the sample
 
 
 def test_blocks_are_read_and_columns_are_compared_without_any_index(copied):
@@ -572,7 +572,7 @@ def test_blocks_are_read_and_columns_are_compared_without_any_index(copied):
     expected = {s["__key__"]: s for s in ShardDataset(copied)}
     selected = [s["__key__"] for s in ShardDataset(copied, where=where)]
     for number in range(4):
-        index_path(copied, number).write_bytes(b"")  # missing ones are an error when it is opened
+        index_path(copied, number).write_bytes(b"")  # missing indexes are an error when the dataset is opened
     dataset = ShardDataset(copied, where=where)
     for number in range(4):
         index_path(copied, number).unlink()
@@ -695,7 +695,7 @@ def test_eight_threads_at_once_get_what_one_gets(folder):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_dataloader_get_what_one_process_gets(method, folder):
     dataset = ShardDataset(folder, fields=("cls", "txt"), where=[("label", "!=", 4)])
-    expected = dataset[:]  # what is kept and open now is forked
+    expected = dataset[:]  # the caches and open files of this process are forked
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
 
     assert list(loader) == expected

@@ -55,7 +55,7 @@ def packed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def web(processes, tmp_path_factory, authority, packed):
-    """Provide a web server with the same."""
+    """Provide a web server with the same datasets."""
     with Nginx(processes, tmp_path_factory.mktemp("web"), authority) as server:
         shutil.copytree(packed, server.folder, dirs_exist_ok=True)
         yield server
@@ -63,7 +63,7 @@ def web(processes, tmp_path_factory, authority, packed):
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch):
-    """Let each test be warned once."""
+    """Let the warnings that are shown once be shown once in each test."""
     monkeypatch.setattr(cache, "_warned", set())
 
 
@@ -88,7 +88,7 @@ def by_process(dataset, start, num_workers):
 
 
 def blocks_asked_for(server, read, *args):
-    """Return how many requests for parts of shards there are while something is read, all of it and rightly."""
+    """Return how many requests for parts of shards are made during a read that returns all samples correctly."""
     before = len(server.requests())
 
     assert dict(read(*args)) == SAMPLES
@@ -99,7 +99,7 @@ def num_blocks(folder):
     return sum(shard.blocks for shard in read_manifest(folder).shards)
 
 
-# Blocks by numbers: 1 to 5 pages each, of which the last is not full.
+# Numbered blocks of 1 to 5 pages each; the last page of a block is not full.
 
 
 def name_of(i):
@@ -123,7 +123,7 @@ def is_right(path):
 
 
 def use(blocks, i):
-    """Have a block from a cache, as a reader would, and put it there if it is not; return whether it was."""
+    """Get a block from a cache, as a reader does, and add it if it is missing; return whether it was there."""
     found = blocks.get(name_of(i), size_of(i))
     assert found in (None, content_of(i))
     if found is None:
@@ -132,18 +132,18 @@ def use(blocks, i):
 
 
 def numbers_in(place):
-    """Return which blocks there are, those that were used longest ago first."""
+    """Return the numbers of the blocks in a cache, least recently used first."""
     return [number_of(Path(block.path)) for block in list_blocks(str(place))]
 
 
 def held_by(place):
-    """Return how many bytes are counted."""
+    """Return how many bytes the cache counts."""
     with CacheFolder(str(place)).locked() as usage:
         return usage.held
 
 
 def check_sound(place, max_bytes):
-    """Check that nothing is in a cache that should not be, and that what it counts is enough."""
+    """Check that a cache has no unexpected files, and that it counts at least the bytes that they take."""
     folder = CacheFolder(str(place))
     with folder.locked() as usage:
         files = [path for path in folder.root.rglob("*") if path.is_file() and path.name != "CACHEDIR.TAG"]
@@ -203,7 +203,7 @@ def test_forked_workers_share_a_cache(tmp_path, web):
     dataset = open_cached(url, tmp_path)
     asked = blocks_asked_for(web, by_process, dataset, "fork", 2)
 
-    assert num_blocks(url) <= asked <= 2 * num_blocks(url)  # where both want the same block at the same time
+    assert num_blocks(url) <= asked <= 2 * num_blocks(url)  # more than one request if both want the same block at once
     assert len(list_blocks(str(tmp_path))) == num_blocks(url)
     assert blocks_asked_for(web, by_process, dataset, "fork", 2) == 0
     assert blocks_asked_for(web, by_loader, open_cached(url, tmp_path)) == 0
@@ -347,7 +347,7 @@ def test_what_stands_where_a_block_would_be_is_left_alone(tmp_path):
 
 
 class Model:
-    """What is kept, in memory: which blocks, and when each was used."""
+    """A model of the cache in memory: which blocks it has, and when each was used."""
 
     def __init__(self, max_pages):
         self.max_pages = max_pages
@@ -410,7 +410,7 @@ def test_a_block_that_can_never_fit_drives_nothing_out(tmp_path):
 
 
 def hammer(place, seed, max_bytes, progress=None):
-    """Use and damage blocks at random, as reader after reader; for ever if somebody is told of it."""
+    """Use and damage blocks at random, as one reader after another; forever if ``progress`` is given."""
     draw = random.Random(seed)
     for _ in range(40) if progress is None else count():
         blocks = BlockCache(place, max_bytes)
@@ -431,7 +431,7 @@ def started(target, *args):
 
 @pytest.mark.multiprocess
 def test_many_processes_stay_within_the_bound_at_every_moment_and_read_what_is_right(tmp_path):
-    max_bytes = 30 * PAGE  # of 90
+    max_bytes = 30 * PAGE  # all blocks together have 90 pages
     processes = [started(hammer, str(tmp_path), seed, max_bytes) for seed in range(4)]
     moments = 0
     while any(process.is_alive() for process in processes):
@@ -480,7 +480,7 @@ MODULES = {cache.__file__, cachedir.__file__}
 
 
 def kill_at(number):
-    """Have this process killed when it comes to a line of the cache's modules for the n-th time."""
+    """Kill this process when it reaches a line of the cache's modules for the n-th time."""
     lines = count(1)
 
     def on_line(_, event, __):
@@ -634,12 +634,12 @@ def test_a_fork_while_threads_use_a_cache_leaves_it_usable(tmp_path):
     check_sound(tmp_path, 20 * PAGE)
 
 
-# Disks on which not everything is possible. Each of these runs in a process of its own, which mounts its own disk, or
-# gives up its rights.
+# Disks on which some operations fail. Each of these tests runs in a separate process, which mounts its own disk or
+# gives up its privileges.
 
 
 def mount_small_disk(folder, nbytes):
-    """Mount a memory file system of so many bytes, for this process alone; return whether the system allows that."""
+    """Mount a memory file system of a given size for this process alone; return whether the system allows that."""
     new_user, new_mounts = 0x10000000, 0x00020000
     libc = ctypes.CDLL(None)
     uid, gid = os.getuid(), os.getgid()
@@ -692,7 +692,7 @@ def read_on_a_full_disk(packed, place, is_real):
     other = pack_samples(place.parent / "other", samples={key: data[::-1] + b"." for key, data in SAMPLES.items()})
     for _ in range(2):
         by_loader(open_cached(other, place))
-    assert {block.shard for block in list_blocks(str(place))} - first  # what was used longest ago has made way
+    assert {block.shard for block in list_blocks(str(place))} - first  # the least recently used blocks were deleted
     assert len(said) == 1
 
 
@@ -707,7 +707,7 @@ def test_a_full_disk_is_no_error_and_is_said_once(tmp_path, packed, is_real):
 
 
 def give_up_rights():
-    """Be bound by the permissions of files, also as root."""
+    """Make the permissions of files apply to this process, even as root."""
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     assert ctypes.CDLL(None).capset(header, none) == 0
 
@@ -768,7 +768,7 @@ def test_files_of_others_are_never_deleted_or_changed(tmp_path):
     root = place / FOLDER
     (root / "aa").mkdir(parents=True)
     elsewhere.mkdir()
-    BlockCache(str(tmp_path), 1)  # for its tag
+    BlockCache(str(tmp_path), 1)  # writes the tag
     shutil.copy(tmp_path / FOLDER / "CACHEDIR.TAG", root)
     (root / "bb").symlink_to(elsewhere)
     (root / "aaa").mkdir()
@@ -853,10 +853,10 @@ def test_backups_leave_the_cache_out(tmp_path):
     BlockCache(str(tmp_path), 1)
 
     tag = (tmp_path / FOLDER / "CACHEDIR.TAG").read_bytes()
-    assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55")  # what the specification says
+    assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55")  # as the specification requires
 
 
-# What happens behind its back
+# Changes by other processes
 
 
 @pytest.mark.parametrize("what", ["all", "the blocks", "the tag", "what the tag says"])
@@ -887,7 +887,7 @@ def test_room_that_somebody_has_made_is_found_after_a_while(tmp_path, monkeypatc
     for block in list_blocks(str(tmp_path)):
         Path(block.path).unlink()
 
-    assert [use(blocks, 3), use(blocks, 3)] == [False, False]  # it is not known yet
+    assert [use(blocks, 3), use(blocks, 3)] == [False, False]  # it has not noticed the room yet
     monkeypatch.setattr(cache, "_RECOUNT", 0)
     assert [use(blocks, 3), use(blocks, 3)] == [False, True]
     assert check_sound(tmp_path, 10 * PAGE) == 4 * PAGE
@@ -895,7 +895,7 @@ def test_room_that_somebody_has_made_is_found_after_a_while(tmp_path, monkeypatc
 
 @pytest.fixture
 def listings(monkeypatch):
-    """Return a list that gets longer whenever the blocks of a cache are listed."""
+    """Return a list that grows whenever the blocks of a cache are listed."""
     listed, list_all = [], CacheFolder.blocks
 
     def list_and_tell(folder):
@@ -918,7 +918,7 @@ def test_a_folder_is_not_listed_for_every_block_that_finds_no_room(tmp_path, lis
 def test_a_folder_is_not_listed_for_every_block_that_makes_room(tmp_path, listings, monkeypatch, is_disk_full):
     max_bytes = 64 * PAGE
     old = BlockCache(str(tmp_path), max_bytes)
-    for i in range(0, 64 * 5, 5):  # of a page each
+    for i in range(0, 64 * 5, 5):  # of one page each
         old.put(name_of(i), b"old")
     listings.clear()
     if is_disk_full:

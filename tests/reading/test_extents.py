@@ -1,4 +1,4 @@
-"""Where little of a block is wanted, little of it is fetched, and it is the same."""
+"""If little of a block is wanted, little of it is fetched, and the values are the same."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,7 +47,7 @@ def test_parts_have_every_piece_and_no_gap_that_is_too_wide(pieces, gap):
     [
         (1, 1_000_000, 1000, True),
         (2, 500_000, 1000, True),
-        (3, 350_000, 1000, True),  # three requests of 30 ms, beside one of 135 ms
+        (3, 350_000, 1000, True),  # three requests of 30 ms, instead of one of 135 ms
         (4, 250_000, 1000, False),  # they would be one request of 0.75 MB
         (16, 61_000, 1000, False),
         (1, 2_000_000, 1_600_000, True),
@@ -83,14 +83,14 @@ def web(processes, tmp_path_factory, authority):
 
 
 def asked(web, work):
-    """Return the requests for shards that are made meanwhile, and what the work returns."""
+    """Return the requests for shards that some work makes, and the result of the work."""
     before = len(web.requests())
     result = work()
     return [request for request in web.requests()[before:] if ".tar" in request.path], result
 
 
 def epoch(url, fields, **options):
-    """Return an epoch's values of a field by key."""
+    """Return the values of a field in an epoch, by key."""
     loader = ShardLoader(ShardDataset(url, fields=fields, decode=False, **options), batch_size=8, shuffle=False)
     return {key: bytes(text) for batch in loader for key, text in zip(batch["__key__"], batch["txt"], strict=True)}
 
@@ -108,7 +108,7 @@ def test_of_large_samples_only_the_fields_that_are_wanted_are_fetched(web):
 def test_neighbours_are_fetched_together(web):
     requests, found = asked(web, lambda: epoch(f"{web.url}/wide", ("txt", "cls")))
 
-    assert found == TEXTS  # cls stands before raw, and txt after it: the next sample's cls follows at once
+    assert found == TEXTS  # cls is before raw and txt after it, next to the following sample's cls
     dataset = ShardDataset(f"{web.url}/wide")
     assert len(requests) == COUNT + sum(shard.blocks for shard in dataset.manifest.shards)
     requests, sample = asked(web, lambda: ShardDataset(f"{web.url}/narrow", decode=False)[3])
@@ -142,7 +142,7 @@ def wide(tmp_path_factory):
 
 
 def read_whole(folder, monkeypatch, **options):
-    """Return a dataset that reads its blocks whole, and has done so."""
+    """Return a dataset that reads whole blocks, after it has read them all."""
     dataset = ShardDataset(folder, **options)
     with monkeypatch.context() as patch:
         patch.setattr("shardkit.reading.index_cache.REQUEST_BYTES", 1 << 40)
@@ -247,7 +247,7 @@ def test_an_index_is_asked_for_once_however_many_want_it(web, proxy):
 def test_an_index_is_not_asked_for_again_by_who_comes_late(web, proxy, monkeypatch, columns):
     faulty, do = proxy(web.url), SharedWork.do
     dataset = ShardDataset(f"{faulty.url}/wide", fields=("txt",), columns=columns)
-    # A thread finds no index, is then held up until another thread has read the index, and must not read it again.
+    # A thread finds no index, is then delayed until another thread has read the index, and must not read it again.
     monkeypatch.setattr(SharedWork, "do", lambda self, key, work: [do(self, key, work) for _ in range(2)][1])
     block = dataset.read_block(0, 0)
 

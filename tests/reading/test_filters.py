@@ -1,4 +1,4 @@
-"""A condition selects the rows that satisfy it, also of shards whose columns are missing or null."""
+"""A condition selects the rows that satisfy it, even in shards whose columns are missing or null."""
 
 from datetime import datetime
 

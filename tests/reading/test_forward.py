@@ -1,4 +1,4 @@
-"""Shards are found as their users name them, and read whole or with an error that says where."""
+"""Shards are found by the names that users give, and are read completely or with an error that says where."""
 
 import random
 import re
@@ -38,7 +38,7 @@ NO_BLOCKS = BlockTable(*([np.zeros(0, dtype=np.int64)] * 5))
 
 
 def write_dataset(folder, shards, compress=lambda data: data, suffix=".tar"):
-    """Write shards of samples with indexes and a manifest, and return the locations that find_shards gives."""
+    """Write shards of samples with indexes and a manifest, and return the locations that find_shards finds."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
     for number, samples in enumerate(shards):
@@ -197,11 +197,11 @@ def test_a_changed_byte_of_data_is_named_by_shard_offset_key_and_field(tmp_path)
     assert [sample[KEY] for sample in samples] == ["0000", "0001"]
     assert (error.url, error.offset, error.key, error.field) == (str(shard), 2 * 2048 + 512, "0002", "txt")
     assert "CRC-32" in str(error)
-    assert read(location, selection=FieldSelection.parse(["cls"]))[1] is None  # what is not read is not compared
+    assert read(location, selection=FieldSelection.parse(["cls"]))[1] is None  # unread fields are not compared
 
 
 def other_samples():
-    """What a shard can be instead of what its index says, and where that is noticed."""
+    """Yield shards that differ from their index, and the place where the difference is noticed."""
     samples = samples_of(range(4))
     renamed = [dict(sample, **{KEY: "x" + sample[KEY]}) if i == 2 else sample for i, sample in enumerate(samples)]
     longer = [dict(sample, txt=sample["txt"] + b"!") if i == 2 else sample for i, sample in enumerate(samples)]

@@ -1,4 +1,4 @@
-"""What is kept of indexes is bounded, shared by threads and forked processes, and never goes along."""
+"""The cache of index data is bounded, is shared by threads and forked processes, and is never pickled."""
 
 import os
 import pickle
@@ -17,7 +17,7 @@ from tests.support.shared import fork_beside_threads
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=60))
 def test_a_cache_keeps_what_was_asked_for_last_within_its_bound(puts):
     cache = BoundedCache(20)
-    expected = {}  # in the order in which they were asked for
+    expected = {}  # in the order of the requests
     for key, size in puts:
         value = expected.pop(key, None)
         assert cache.get(key) == value
@@ -87,9 +87,9 @@ def test_a_fork_while_threads_use_a_cache_leaves_it_usable():
 
 @pytest.fixture
 def want(monkeypatch):
-    """Return what has four threads want the same work, which is done when all have come; ``meanwhile`` is called then.
+    """Return a function that makes four threads request the same work, which ends once all of them have requested it.
 
-    It returns how often the work was begun, and what became of it for each.
+    It calls ``meanwhile`` at that point, and returns how often the work was begun and each thread's result.
     """
     come = threading.Semaphore(0)
 

@@ -1,4 +1,4 @@
-"""Buffers: memory is used again, and never while anybody can see it."""
+"""Buffers: memory is reused, but never while anything still refers to it."""
 
 import subprocess
 import sys
@@ -80,7 +80,7 @@ def test_buffers_are_forgotten_with_their_last_user():
     del buffers
 
     assert forgotten() is None
-    array[:] = 1  # its memory is there
+    array[:] = 1  # its memory still exists
 
 
 def test_threads_never_get_the_same_memory():
@@ -124,5 +124,5 @@ def test_freed_memory_is_used_again_without_going_back_to_the_system():
     done = subprocess.run([sys.executable, "-c", CHURN], stdout=subprocess.PIPE, check=True)
     before, after = map(int, done.stdout.split())
 
-    assert before > 20_000  # pages, of 4 KB, that the system had to clear
+    assert before > 20_000  # pages of 4 KB that the system had to clear
     assert after < 1000

@@ -1,4 +1,4 @@
-"""Samples that are read one by one, from what the system holds in memory, are those of whole blocks."""
+"""Samples that are read one by one from the system's page cache are the same as those of whole blocks."""
 
 import errno
 import gc
@@ -36,7 +36,7 @@ def sample_of(i):
     if i % 7 == 3:
         del sample["npy"]
     if i % 5 == 1:
-        sample["aaa"] = b""  # it lies before all others
+        sample["aaa"] = b""  # this field comes before all others
     return sample
 
 
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Let all blocks seem to be in memory, and return the list of those that are opened, and not read."""
+    """Make all blocks seem to be in memory, and return a list of those that are opened instead of read."""
     opened, open_block = [], ShardDataset.open_block
 
     def note(self, *place):
@@ -60,7 +60,7 @@ def opened(monkeypatch):
         return block
 
     monkeypatch.setattr(ShardDataset, "open_block", note)
-    monkeypatch.setattr(OpenFile, "is_resident", lambda *_: True)  # some file systems do not say
+    monkeypatch.setattr(OpenFile, "is_resident", lambda *_: True)  # some file systems do not report it
     return opened
 
 
@@ -79,7 +79,7 @@ def epochs(folder, fields, *, count=1, loader=None, **options):
 @pytest.mark.parametrize("loader", [{}, {"shuffle": False, "num_workers": 1, "memory": "1MB"}, {"drop_last": True}])
 def test_they_are_the_samples_of_whole_blocks(folder, opened, monkeypatch, fields, options, loader):
     if fields is None:
-        loader = {"collate_fn": list, **loader}  # arrays of which some are missing make no batch
+        loader = {"collate_fn": list, **loader}  # arrays that some samples lack cannot be batched
     if "columns" in options and isinstance(fields, dict):
         options = {"decode": False}  # the column would have the name of a field
     found = epochs(folder, fields, count=2, loader=loader, **options)
@@ -130,11 +130,11 @@ def test_a_part_of_a_file_is_in_memory_once_it_was_read(tmp_path):
     try:
         os.preadv(file.descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
     except OSError:
-        assert not file.is_resident(1_000_000, 2_000_000)  # this file system does not say
+        assert not file.is_resident(1_000_000, 2_000_000)  # this file system does not report it
     else:
         assert file.is_resident(1_000_000, 2_000_000)
         assert file.is_resident(17, 1)
-        assert not file.is_resident(3_500_000, 600_000)  # it ends before that
+        assert not file.is_resident(3_500_000, 600_000)  # the file ends before that
     assert not evicted
 
 
@@ -157,7 +157,7 @@ def test_no_more_files_are_open_than_are_allowed(tmp_path, opened, monkeypatch):
 
     assert all(opened)
     assert sorted(keys) == [f"k/{i:03d}" for i in range(COUNT)]
-    assert max(counts) <= before + 3 + 4  # those that two threads fetch and two read just now
+    assert max(counts) <= before + 3 + 4  # those that two threads are fetching and two are reading
     del dataset
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
@@ -200,7 +200,7 @@ def test_damage_costs_the_sample_that_has_it(copied, opened):
 
 
 def test_damage_that_was_none_is_read_again(copied, opened, monkeypatch):
-    """Memory, or a file system far away, may give wrong bytes once."""
+    """Memory, or a remote file system, may return wrong bytes once."""
     wrong, pread = [], os.pread
 
     def wrong_once(descriptor, size, offset):
@@ -221,7 +221,7 @@ def test_damage_that_was_none_is_read_again(copied, opened, monkeypatch):
 
 
 class Gate(threading.Event):
-    """A transform that lets the first two samples through, and the others once it is set."""
+    """A transform that lets the first two samples pass, and the others once it is set."""
 
     def __call__(self, sample):
         assert sample["__key__"] in ("k/000", "k/001") or self.wait(60)
@@ -243,7 +243,7 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error(copied, opened):
 
 @pytest.fixture
 def tagged(tmp_path):
-    """Return a dataset with a field whose CRC-32 is that of no bytes at all, and that field."""
+    """Return a dataset with a field whose CRC-32 is that of zero bytes, and that field."""
     tag = b"\x9d\x0a\xd9\x6d"
     assert zlib.crc32(tag) == zlib.crc32(b"") == 0
     shardkit.pack([{"__key__": "a", "bin": BYTES, "tag": tag}], tmp_path / "a", compression="none", progress=False)

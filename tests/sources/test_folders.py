@@ -1,4 +1,4 @@
-"""Files become samples by rules that a user can foresee: none is lost, none is merged, none is read as it was not."""
+"""Files become samples by predictable rules: none is lost, none is merged, and none is read with other contents."""
 
 import json
 import os

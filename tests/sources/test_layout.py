@@ -1,4 +1,4 @@
-"""Labels and samples are never guessed: a layout or a table that means something else is refused, or read right."""
+"""Labels and samples are never guessed: a misleading layout or table is refused or read correctly."""
 
 import csv
 import shlex
@@ -57,7 +57,7 @@ def test_splits_are_never_classes(train, others, classes, below):
 
 @given(classes=classes, splits=st.lists(TRAIN | OTHERS, min_size=1, max_size=1), more=st.booleans())
 def test_one_split_alone_is_no_class_either(classes, splits, more):
-    """But a train among other vehicles is."""
+    """But a folder ``train`` among those of other vehicles is a class."""
     (split,) = splits
     alone = [f"{split}/{name}/1.jpg" for name in classes]
 
@@ -69,7 +69,7 @@ def test_one_split_alone_is_no_class_either(classes, splits, more):
 
 @given(classes=classes, numbers=numbers, ending=st.sampled_from(["jpg", "png"]))
 def test_class_folders_are_class_folders(classes, numbers, ending):
-    """Also where their files are numbered alike."""
+    """This holds even if their files have the same numbers."""
     paths = [f"{name}/{number:04d}.{ending}" for name in classes for number in numbers]
 
     check_class_folders("photos", paths)
@@ -128,7 +128,7 @@ def test_folders_of_other_names_whose_stems_are_alike_and_whose_endings_are_not(
 
 
 def test_words_of_images_may_be_classes_among_others():
-    """As in pictures of pages: a caption and an image are parts of them."""
+    """In pictures of pages, for example, captions and images are parts of a page."""
     paths = [f"{name}/{number}.png" for number, name in enumerate(["caption", "image", "table", "title", "photos"])]
 
     check_class_folders("pages", paths)

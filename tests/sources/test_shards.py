@@ -1,4 +1,4 @@
-"""Existing shards are packed again without a loss: resized, reordered, compressed anew, filtered, merged."""
+"""Existing shards are packed again without loss: resized, reordered, recompressed, filtered or merged."""
 
 import pytest
 

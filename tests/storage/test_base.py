@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and what is read is all of what was asked for."""
+"""Files appear whole or not at all, and a read returns all the bytes that were requested."""
 
 import os
 import sys
@@ -51,7 +51,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     write(f"{tmp_path}/a.tar", b"whole")
 
     assert synced[0] == (5, False)
-    assert len(synced) == 2  # then the folder, so that the name lasts too
+    assert len(synced) == 2  # then the folder, so that the name is durable too
     assert synced[1][1]
 
 
@@ -213,7 +213,7 @@ def test_what_is_no_size_is_refused(size):
 
 @given(number=st.integers(1, 999), unit=st.sampled_from("KMGTkmgt"), blank=st.sampled_from(["", " "]))
 def test_a_unit_needs_no_b(number, unit, blank):
-    """As ``500G`` is written everywhere; without the i it is the decimal unit, as with the B."""
+    """People write ``500G``; without the i it is the decimal unit, as with the B."""
     power = "KMGT".index(unit.upper()) + 1
 
     assert parse_bytes(f"{number}{blank}{unit}") == parse_bytes(f"{number}{unit}B") == number * 1000**power

@@ -1,4 +1,4 @@
-"""Wherever fsspec reaches, files are read whole and right, or not at all, and written whole or not at all."""
+"""With any fsspec filesystem, files are read correctly and completely or not at all, and are written whole or not."""
 
 import logging
 import multiprocessing
@@ -39,7 +39,7 @@ DATA = bytes(range(256)) * 100
 
 
 class Flaky(MemoryFileSystem):
-    """A place whose operations do what a test has prepared, one after the other, and then what they should."""
+    """A filesystem whose operations first do what a test has prepared, one by one, and then work normally."""
 
     protocol = "flaky"
     store: ClassVar = {}
@@ -81,7 +81,7 @@ class Flaky(MemoryFileSystem):
 
 
 class PlainHTTP(HTTPFileSystem):
-    """fsspec's own way of reading over http."""
+    """fsspec's own filesystem for http."""
 
     protocol = "plainhttp"
 
@@ -95,7 +95,7 @@ class PlainHTTP(HTTPFileSystem):
 
 @pytest.fixture(autouse=True, scope="module")
 def filesystems():
-    """Let fsspec know the filesystems above."""
+    """Register the filesystems above with fsspec."""
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     fsspec.register_implementation("plainhttp", PlainHTTP, clobber=True)
     yield
@@ -103,7 +103,7 @@ def filesystems():
 
 
 def answered(status):
-    """Return the error of a filesystem whose server has answered with a status."""
+    """Return the error that a filesystem raises if its server answers with a status."""
     return aiohttp.ClientResponseError(SimpleNamespace(real_url="http://host"), (), status=status)
 
 
@@ -115,7 +115,7 @@ def write(url, data, *, overwrite=False, meanwhile=lambda: None):
 
 @pytest.fixture
 def url():
-    """Return the URL of a file in a place that does what is prepared."""
+    """Return the URL of a file in the filesystem whose operations a test prepares."""
     Flaky.prepare()
     write("flaky://folder/a.tar", DATA)
     return "flaky://folder/a.tar"
@@ -348,7 +348,7 @@ def test_secrets_are_in_no_error_log_or_representation(url, caplog, tries):
 def read_in_child(url, queue):
     try:
         queue.put(storage_for(url).read_range(url, 0, 100))
-    except Exception as error:  # noqa: BLE001 - the parent looks at it
+    except Exception as error:  # noqa: BLE001 - the parent checks it
         queue.put(repr(error))
 
 

@@ -1,4 +1,4 @@
-"""What is on web servers is read like local files, through every fault that networks are known for."""
+"""Files on web servers are read like local files, despite every fault that networks are known for."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ def test_a_host_that_does_not_exist_is_an_error_at_once(read, tries, record_prop
 def test_a_shard_that_was_cut_is_an_error_and_never_a_shorter_one(cut, read, web, record_property):
     name = f"{read} {cut}".replace(" ", "-")
     folder = Path(shutil.copytree(web.folder / "none", web.folder / name / "none"))
-    shard, member = folder / "none-000001.tar", 512 + 2048  # at least of such a size is each
+    shard, member = folder / "none-000001.tar", 512 + 2048  # each member is at least this large
     whole = shard.read_bytes()
     boundary = next(at for at in range(30 * member, len(whole), 512) if whole[at + 257 : at + 262] == b"ustar")
     places = {"at a member boundary": boundary, "in a header": boundary + 100, "in data": boundary + 1000}
@@ -89,7 +89,7 @@ def test_a_shard_that_was_cut_is_an_error_and_never_a_shorter_one(cut, read, web
         end, about = type(error).__name__, error.url
     record_property("fault", ("http", f"tar cut {cut}", read, end))
 
-    is_seen = read in FORWARD or cut != "before the end marker"  # nobody who has an index looks there
+    is_seen = read in FORWARD or cut != "before the end marker"  # a reader that has an index does not read there
     assert end == ("TruncatedShardError" if is_seen else "right")
     assert about.endswith("none-000001.tar") if is_seen else found == READERS[read](f"{web.url}/none", OPTIONS)
 
@@ -194,7 +194,7 @@ def test_a_dataset_is_verified_where_nothing_lists_its_files(web):
 
 def test_damage_on_the_way_is_no_damage_to_who_verifies(web, proxy):
     faulty = proxy(web.url)
-    tar = faulty.inject("bit flip", path="*-000001.tar", skip=1)  # the first asks for the size
+    tar = faulty.inject("bit flip", path="*-000001.tar", skip=1)  # the first request asks for the size
     index = faulty.inject("bit flip", path="*-000002.*.parquet")
 
     assert shardkit.verify(f"{faulty.url}/none").ok
@@ -209,13 +209,13 @@ def test_manifests_and_indexes_that_come_wrong_are_fetched_again_or_refused(name
     faulty = proxy(web.url)
     (path,) = (web.folder / "none").rglob(name)
     size = path.stat().st_size
-    # Nobody reads the header of NumPy: the manifest says where the rows are.
+    # The NumPy header is not read: the manifest says where the rows are.
     rows = BLOCK_BYTES * sum(shard.blocks for shard in manifest_of(web.folder / "none").shards)
     for at in range(size - rows if path.suffix == ".npy" else 0, size, size // 20):
         rule = faulty.inject("bit flip", path=f"*/{path.name}", at=at)
         caplog.clear()
         dataset = shardkit.ShardDataset(f"{faulty.url}/none")
-        found = {key: dataset.by_key(key)["bin"] for key in dataset.keys()[10::50]}  # of each shard
+        found = {key: dataset.by_key(key)["bin"] for key in dataset.keys()[10::50]}  # some of each shard
 
         assert found == {key: SAMPLES[key] for key in found}
         assert rule.hits == 1
@@ -261,7 +261,7 @@ def test_an_authority_of_ones_own_is_trusted_if_it_is_named(web, monkeypatch, tr
     tries.append(lambda: None)
     with pytest.raises(StorageError, match=r"because the connection is not secure \(.*\) \(gave up after 0 s\)"):
         shardkit.ShardDataset(url)
-    assert len(tries) == 1  # it was not tried again
+    assert len(tries) == 1  # it was not retried
 
     trusting = {"storage_options": {"ca_certs": str(web.ca_file)}}
     assert shardkit.ShardDataset(url, **trusting).by_key("0001")["bin"] == SAMPLES["0001"]
@@ -361,12 +361,12 @@ def test_an_epoch_does_not_stand_still_while_a_server_lets_connections_wait(web,
 
     assert len(found) == len(SAMPLES)
     assert dict(found) == SAMPLES
-    assert len(tries) == 1  # no request had to wait until it was sent again
+    assert len(tries) == 1  # no request was delayed by a retry
     assert faulty.connections()[1] == 4
 
 
 def taken():
-    """Return how many descriptors and threads there are, but for the one that looks after requests while there are."""
+    """Return the number of descriptors and of threads, without the thread that watches over running requests."""
     threads = [thread for thread in threading.enumerate() if thread.name != "shardkit-network"]
     return len(list(Path("/proc/self/fd").iterdir())), len(threads)
 

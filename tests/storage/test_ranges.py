@@ -1,4 +1,4 @@
-"""What a server's answer does not prove is not believed, what is missing is asked for again, and all of it ends."""
+"""A server's answers are not trusted without proof, missing bytes are requested again, and every read ends."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ SECRETS = ["hunter2", "SIGNATURE", "TOKEN"]
 
 @pytest.fixture
 def serve():
-    """Return what starts a server that gives some answers."""
+    """Return a function that starts a server with given answers."""
     servers = []
 
     def start(*answers, **options):
@@ -46,7 +46,7 @@ def serve():
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """Return the pauses between tries, which are not made."""
+    """Skip the pauses between tries, and return the list of them."""
     made = []
     monkeypatch.setattr(attempts, "_sleep", made.append)
     return made
@@ -61,7 +61,7 @@ def clock(monkeypatch):
 
 
 def well(request):
-    """Answer what was asked for."""
+    """Answer a request correctly."""
     first, last = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers["range"]).groups()
     return part(CONTENT, int(first), int(last) + 1 if last else len(CONTENT), etag='"one"')
 
@@ -287,7 +287,7 @@ def test_what_may_pass_is_tried_again_after_growing_random_pauses(serve, pauses,
     assert len(pauses) == 8
     parts = [pause / min(10, 0.1 * 2**i) for i, pause in enumerate(pauses)]
     assert all(0 <= part <= 1 for part in parts)
-    assert len(set(parts)) == 8  # chance decides below the bound
+    assert len(set(parts)) == 8  # pauses are random below the bound
     assert min(parts) < 0.9
 
 
@@ -326,7 +326,7 @@ def test_trying_ends_after_some_tries_without_a_byte(serve, pauses):
 
 
 def test_trying_does_not_end_as_long_as_bytes_come(serve):
-    server = serve(*(part(CONTENT, 1000 + i, 1040)[: i - 39 or None] for i in range(40)))  # a byte each
+    server = serve(*(part(CONTENT, 1000 + i, 1040)[: i - 39 or None] for i in range(40)))  # one byte each
 
     assert read(server, 1000, 40) == CONTENT[1000:1040]
     assert len(server.requests) == 40
@@ -506,7 +506,7 @@ def test_a_connection_that_nobody_uses_is_closed_for_one_that_waits(way, serve, 
     assert storage.read_range(urls[0], 0, 10) == CONTENT[:10]
     assert storage.read_range(urls[1], 0, 10, fresh=True) == CONTENT[:10]
     assert server.connections == 2
-    assert pauses == []  # nothing was tried again
+    assert pauses == []  # nothing was retried
 
 
 def test_a_child_that_is_forked_while_requests_wait_has_connections_closed_for_itself(monkeypatch, pauses):
@@ -547,7 +547,7 @@ def test_a_request_whose_connections_are_closed_in_that_moment_is_sent_over_anot
 def test_a_program_of_one_thread_stays_one(serve, monkeypatch):
     server = serve(well)
     monkeypatch.setattr(network, "_waiting", network._Waiting())
-    monkeypatch.setattr(threading, "active_count", lambda: 1)  # the server has threads here
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # the test's server has threads, too
 
     assert storage_for(server.url).read_range(f"{server.url}/a.tar", 0, 10) == CONTENT[:10]
     assert not network._waiting._is_watched
@@ -635,7 +635,7 @@ def test_answers_that_contradict_each_other_are_asked_for_again(serve):
 
     assert storage.read_range(f"{server.url}/a.tar", 20, 10) == CONTENT[20:30]
     assert server.requests[2].headers["if-match"] == '"one"'
-    assert storage.read_range(f"{server.url}/a.tar", 30, 10) == CONTENT[30:40]  # nor is a page that knows no version
+    assert storage.read_range(f"{server.url}/a.tar", 30, 10) == CONTENT[30:40]  # a page without a version is refused
     assert len(server.requests) == 5
 
 

@@ -1,4 +1,4 @@
-"""Whatever a server asks for, pauses grow and differ, and the number of tries is bounded."""
+"""Whatever pause a server asks for, pauses grow and vary, and the number of tries is bounded."""
 
 import email.utils
 import time

@@ -1,4 +1,4 @@
-"""Transforms of other libraries are repeatable: what they draw follows from rng alone, in any thread."""
+"""Transforms of other libraries are repeatable: their random numbers depend only on rng, in any thread."""
 
 import importlib
 import pickle
@@ -21,13 +21,13 @@ from tests.support.shared import PHOTO
 @pytest.fixture(scope="module")
 def album():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the network for newer versions, in any process
+        patch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # otherwise any process would ask the network for newer versions
         yield importlib.import_module("albumentations")
 
 
 @pytest.fixture(scope="module")
 def v2():
-    """Return torchvision.transforms.v2, or what stands in for it where it does not go with this build of torch."""
+    """Return torchvision.transforms.v2, or a stand-in if it does not work with this build of torch."""
     try:
         yield importlib.import_module("torchvision.transforms.v2")
     except (ImportError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Transforms are called as they ask to be, and images are decoded by those that are the first to get them."""
+"""Transforms are called as they declare, and images are decoded by the first transform that gets them."""
 
 import pickle
 from functools import partial
@@ -36,7 +36,7 @@ def test_nothing_to_call_is_false_and_gives_the_sample_back():
 
 
 class Turn:
-    """A function with a state, as libraries have them."""
+    """A function with a state, as in other libraries."""
 
     def __call__(self, value, rng=None):
         return (value, rng)

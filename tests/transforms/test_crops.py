@@ -1,4 +1,4 @@
-"""Image transforms are Pillow's crop and resize, with torchvision's boxes, decoded or not, here or in a loader."""
+"""Image transforms match Pillow's crop and resize with torchvision's boxes, decoded or not, here or in a loader."""
 
 import math
 import pickle
@@ -27,7 +27,7 @@ from shardkit.transforms.image_source import PendingImage, Shape, divisor_of
 from shardkit.transforms.resize import resize_linear
 from tests.support.shared import DECODER, LARGE_PHOTO, PHOTO, PHOTO_FILES, saved
 
-PLACES = np.arange(PHOTO.shape[0] * PHOTO.shape[1]).reshape(PHOTO.shape[:2])  # each pixel says where it is
+PLACES = np.arange(PHOTO.shape[0] * PHOTO.shape[1]).reshape(PHOTO.shape[:2])  # the value of each pixel is its position
 
 
 def kinds(size):
@@ -53,7 +53,7 @@ def uniforms(n, seed):
 
 
 def torchvision_box(height, width, scale, ratio, draw):
-    """Return top, left, height and width as torchvision finds them; draw() returns numbers in [0, 1)."""
+    """Return top, left, height and width as torchvision draws them; draw() returns numbers in [0, 1)."""
     area = height * width
     log_ratio = [math.log(number) for number in ratio]
     for _ in range(10):
@@ -115,7 +115,7 @@ def test_the_boxes_are_distributed_as_torchvisions(height, width):
     for measure in (
         lambda box: box[2] * box[3],  # area
         lambda box: box[3] / box[2],  # ratio
-        lambda box: box[0] / (height - box[2] + 1),  # where it is, of where it can be
+        lambda box: box[0] / (height - box[2] + 1),  # the position, as a fraction of the possible positions
         lambda box: box[1] / (width - box[3] + 1),
         lambda box: box[0] + box[2] / 2,
         lambda box: box[1] + box[3] / 2,
@@ -159,7 +159,7 @@ def test_the_middle_is_what_resizing_and_cropping_leaves():
         left, top = (size[0] - 224) / 2, (size[1] - 224) / 2
         expected = np.asarray(resized.crop((int(left), int(top), int(left) + 224, int(top) + 224)))
 
-        assert np.abs(found.astype(int) - expected).mean() < 2  # its boxes begin at whole pixels of another size
+        assert np.abs(found.astype(int) - expected).mean() < 2  # its boxes begin at whole pixels at another size
 
 
 def test_the_middle_has_the_shape_that_is_asked_for():
@@ -212,10 +212,10 @@ def test_a_large_jpeg_gives_nearly_what_it_gives_decoded_in_full(kind):
         transform.decode_into(data, out, Rng(key))
         error = np.abs(out.astype(int) - transform(DECODER.decode("jpg", data), Rng(key)))
         whole += not error.any()
-        if kind != "not antialiased":  # where a pixel is one of many, it is not the mean of many
+        if kind != "not antialiased":  # without antialiasing, a pixel is not the mean of many
             assert (error <= 2).mean() > 0.97
             assert error.max() <= 8
-    assert whole < 40  # some were decoded smaller
+    assert whole < 40  # some were decoded at a reduced size
 
 
 @pytest.mark.parametrize("transform", [RandomResizedCrop(8), ResizeCenterCrop(8)])
@@ -361,12 +361,12 @@ def test_what_is_decoded_already_cannot_be_turned_any_more():
         Resize(8, exif=True)(PHOTO)
 
 
-# Where they are used
+# Transforms in datasets, streams and loaders
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Return a dataset of 30 photographs, of which number 7 is cut."""
+    """Return a dataset of 30 photographs; number 7 is truncated."""
     folder = tmp_path_factory.mktemp("images") / "photos"
     rng = np.random.default_rng(0)
     samples = []
@@ -415,7 +415,7 @@ def test_a_loader_gives_the_same_images_with_any_workers_and_skips_what_cannot_b
 
 def test_a_loader_gives_what_the_transform_makes_of_decoded_images(photos):
     def crop(image, rng):
-        return CROP(image, rng)  # a function of which nothing is known
+        return CROP(image, rng)  # a function that the library knows nothing about
 
     fused, plain = (loaded(photos, transform={"image": one})[0] for one in (CROP, crop))
 

@@ -88,7 +88,7 @@ def test_an_image_is_turned_as_its_exif_orientation_says_when_asked(form, orient
 
     assert (turned.height, turned.width) == upright.shape[:2]
     assert np.abs(turned.pixels(box, Shape(200, 300)).astype(int) - box.of(upright)).max() <= 2
-    if form != "TIFF":  # which Pillow turns in any case
+    if form != "TIFF":  # which Pillow always turns
         assert (stored.height, stored.width) == (400, 480)
     assert np.array_equal(stored.pixels(box, Shape(200, 300)), box.of(DECODER.decode("jpg", data)))
 
@@ -115,7 +115,7 @@ def test_jpegs_without_an_orientation_or_with_one_that_is_none_are_upright():
 
     assert source_of(plain, exif=True).height == 40
     assert source_of(with_orientation(Image.fromarray(PHOTO), "JPEG", 9), exif=True).height == 40
-    assert source_of(filled, exif=True).height == 48  # bytes that fill up to a marker are skipped
+    assert source_of(filled, exif=True).height == 48  # fill bytes before a marker are skipped
 
 
 @given(cut=st.integers(0, len(PHOTO_FILES["jpg"]) - 1))

@@ -1,4 +1,4 @@
-"""Resizing gives what Pillow gives, to a grey level or two, wherever the pixels come from and go to."""
+"""Resizing gives Pillow's result within two grey levels, wherever the pixels come from and go to."""
 
 import threading
 import types
@@ -29,7 +29,7 @@ def difference(a, b):
 
 
 def interpolated(pixels, size):
-    """Return what linear interpolation gives that does not antialias, pixel by pixel."""
+    """Return the result of linear interpolation without antialiasing, computed pixel by pixel."""
     out = pixels.astype(float)
     for axis in (0, 1):
         length = out.shape[axis]

@@ -1,4 +1,4 @@
-"""Random numbers are fixed for ever, and spread as they should be."""
+"""Random numbers never change, and have the right distributions."""
 
 import math
 from collections import Counter
