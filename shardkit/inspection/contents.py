@@ -139,8 +139,8 @@ class _Shard:
                 data = range_reader(self.storage, self.location.url, index, fresh=fresh)(offset, size)
             if crc32(data) != crc:
                 raise ShardError(
-                    f"shard {self.url}: field {field!r} of sample {key!r} at byte {offset:,} is not what the index "
-                    "says; 'shardkit verify' says what is whole",
+                    f"shard {self.url}: field {field!r} of sample {key!r} at byte {offset:,} does not match the "
+                    "index; 'shardkit verify' says what is whole",
                     url=self.url,
                     offset=offset,
                     key=key,
@@ -216,7 +216,7 @@ def read_member(
             return data
         if found:
             raise SampleError(
-                f"{shard.url}: sample {key!r} has no field {field!r}; 'shardkit ls' shows what it has",
+                f"{shard.url}: sample {key!r} has no field {field!r}; 'shardkit ls' shows its fields",
                 url=shard.url,
                 key=key,
                 field=field,

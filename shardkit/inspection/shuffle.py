@@ -123,8 +123,8 @@ class ShuffleReport:
             yield text
         if self.plan.dispersion_by_shard < _GOOD * self.uniform.dispersion_by_shard:
             yield (
-                f"A shard has only {self.num_blocks / self.num_shards:.0f} blocks, so its samples come at few times of "
-                "the epoch. Pack it again with a smaller block_bytes."
+                f"A shard has only {self.num_blocks / self.num_shards:.0f} blocks, so its samples come at only a few "
+                "points in the epoch. Pack it again with a smaller block_bytes."
             )
         if self.packed_in_order and self.spread_run > 2:
             yield (
@@ -143,7 +143,7 @@ class ShuffleReport:
         elif amplification > _WASTEFUL:
             yield (
                 f"The ends of {self.lanes:,} lanes cut many of only {self.num_blocks:,} blocks in two, which are read "
-                "twice, as the dataset does not fit into the loader's memory. Fewer lanes cut fewer."
+                "twice, because the dataset does not fit into the loader's memory. Fewer lanes cut fewer."
             )
 
     def to_json(self) -> str:

@@ -176,9 +176,9 @@ class _Dataset:
             names = []
         except NoListingError:
             names = find_names(self.storage, folder, (name, UNFINISHED_NAME))
-            self.notes.append("its folder cannot be listed, so nobody knows whether there are files too many")
+            self.notes.append("its folder cannot be listed, so it was not checked for unexpected files")
         if UNFINISHED_NAME in names:
-            problem = "stands here: the dataset is being written, or its writer was stopped. Run the same pack again"
+            problem = "exists: the dataset is being written, or its writer was stopped. Run the same pack again"
             self._problem(join(folder, UNFINISHED_NAME), problem)
         if name in names:
             try:
@@ -188,7 +188,7 @@ class _Dataset:
         if self.manifest:
             self._take_shards(self.manifest, names)
             return
-        self.notes.append("there is no manifest, so that nobody knows whether shards are missing or were replaced")
+        self.notes.append("there is no manifest, so missing or replaced shards cannot be detected")
         urls = [join(folder, name) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
         if not urls and not self.problems:
             urls = [location.url for location in find_shards(self.url, storage_options)]
@@ -204,8 +204,8 @@ class _Dataset:
         self.shards = [(join(manifest.url, shard.url), shard) for shard in manifest.shards]
         if manifest.version == 1:
             self.notes.append(
-                "its manifest is of format 1, in which nothing shows damage to class names, promoted columns and what "
-                "is said of packing; 'shardkit index --overwrite' makes one of format 2"
+                "its manifest has format 1, which cannot show damage to class names, promoted columns and the facts "
+                "about packing; 'shardkit index --overwrite' makes one of format 2"
             )
 
     def run(self, workers: Workers, *, progress: bool) -> None:
@@ -406,7 +406,7 @@ class _Dataset:
                 message = "is missing; make it again with 'shardkit index'" if missing else str(error)
                 problems.append(Problem(url, message))
             else:
-                self.notes.append("there are shards without indexes, of which only headers and ends were checked")
+                self.notes.append("there are shards without indexes; only their headers and ends were checked")
             return None, None
         return index, rows
 
@@ -444,7 +444,7 @@ class _Dataset:
                 except OSError:  # reported when the shard was read
                     is_said = True
                 if not damaged and not is_said:
-                    message = f"sample {row[KEY]!r}: field {name!r} at byte {offset:,} is not what the index says"
+                    message = f"sample {row[KEY]!r}: field {name!r} at byte {offset:,} does not match the index"
                     problems.append(Problem(url, message, offset, row[KEY], name))
                 damaged.append(row[KEY])
                 break
@@ -484,7 +484,7 @@ def _compare_facts(
             other = getattr(index.blocks, name)
             if not np.array_equal(values, other):
                 at = int(np.flatnonzero(values != other)[0]) if values.shape == other.shape else -1
-                which = f"of block {at:,}: {values[at]}, not {other[at]}" if at >= 0 else "for another number of blocks"
+                which = f"of block {at:,}: {values[at]}, not {other[at]}" if at >= 0 else "of a different length"
                 offset = int(blocks.offset[at]) if at >= 0 else None
                 message = f"differs from the block table in {index.url}, {name} {which}"
                 problems.append(Problem(url, message, offset))
@@ -511,5 +511,5 @@ def _compare_rows(url: str, rows: "pa.Table", found: "pa.Table") -> list[Problem
     wrong = [right for told, right in pairs if told != right]
     if not wrong:
         return [Problem(url, f"has other types of columns than its shard; {again}")]
-    message = f"has {len(wrong):,} rows that are not what its shard is, the first of sample {wrong[0][KEY]!r}; {again}"
+    message = f"has {len(wrong):,} rows that do not match its shard, the first of sample {wrong[0][KEY]!r}; {again}"
     return [Problem(url, message, wrong[0][OFFSET], wrong[0][KEY])]

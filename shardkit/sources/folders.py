@@ -343,7 +343,7 @@ def _read_file(folder: str, file: SourceFile) -> bytes:
     except FileNotFoundError:
         raise SourceError(
             f"{path}: was there when the pack began and is gone, or is not visible from {socket.gethostname()}; run it "
-            "again once the folder rests, or let that machine see it"
+            "again when nothing changes the folder, or let that machine see it"
         ) from None
     try:
         with os_errors(path):
@@ -355,8 +355,8 @@ def _read_file(folder: str, file: SourceFile) -> bytes:
         os.close(descriptor)
     if len(data) != file.size or mtime_ns != file.mtime_ns:
         raise SourceError(
-            f"{path}: had {file.size:,} bytes when the pack began and was written to since; run it again once the "
-            "folder rests"
+            f"{path}: had {file.size:,} bytes when the pack began and was written to since; run it again when "
+            "nothing changes the folder"
         )
     return data
 
@@ -371,8 +371,8 @@ def _image_keys(paths: Sequence[str], folder: str | os.PathLike[str]) -> list[st
         if other is not path:
             raise SourceError(
                 f"{os.fspath(folder)}: {other} and {path} would both be the sample {key!r}; keys have no extension, so "
-                "that they stay as they are whatever is added. Rename one of them; two fields of one sample are what a "
-                "FileFolder makes of files like a.jpg and a.png"
+                "that adding files never changes them. Rename one of them; to make two fields of one sample from files "
+                "like a.jpg and a.png, use a FileFolder"
             )
     return list(taken)
 

@@ -41,8 +41,8 @@ def find_labels(
     if len(found) >= _TOO_MANY and len({label for label in found if isinstance(label, str)}) == len(found):
         raise SourceError(
             f"{os.fspath(folder)}: each of {len(found):,} images has a label of its own ({paths[0]}: {found[0]!r}), so "
-            "these are no classes; captions are fields: FileFolder takes 0001.txt beside 0001.jpg, and pack() the "
-            "samples that a generator makes"
+            "these are not classes; captions are fields: FileFolder takes 0001.txt beside 0001.jpg, and pack() takes "
+            "samples from a generator"
         )
     return found
 
@@ -161,14 +161,14 @@ def _read_csv(path: Path) -> Mapping[str, int | str]:
             reader = csv.reader(file, strict=True)
             rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"{path}: is no CSV in UTF-8 ({error}); save it as that") from error
+        raise SourceError(f"{path}: is not a CSV file in UTF-8 ({error}); save it as one") from error
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     names = [number for number, name in enumerate(header) if name in ("path", "key")]
     if len(names) != 1 or header.count("label") != 1:
         first = ",".join(rows[0][1]) if rows else ""
         raise SourceError(
             f"{path}: its first line is {first[:80]!r}, expected a header that names one column path (or key) and one "
-            "label, as path,label; rename the columns that are meant so, or add the line"
+            "label, such as path,label; rename those columns, or add the line"
         )
     table: dict[str, str] = {}
     for line, row in rows[1:]:
@@ -176,7 +176,7 @@ def _read_csv(path: Path) -> Mapping[str, int | str]:
         if not label or row[names[0]] in table:
             raise SourceError(
                 f"{path}: line {line}: expected a path not named before and its label, in the {len(header)} columns "
-                f"{','.join(header)}, got {row!r}; put quotes around what has a comma"
+                f"{','.join(header)}, got {row!r}; put quotes around values that contain a comma"
             )
         table[row[names[0]]] = label
     return _whole_numbers(path, table) or table

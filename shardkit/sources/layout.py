@@ -141,9 +141,9 @@ def check_parallel(folder: str, paths: Iterable[str]) -> None:
             one, other = (names[name] for name in found)
             raise SourceError(
                 f"{folder}: {one} and {other} lie in folders side by side whose files belong together, and would be "
-                "samples apart; pack one of the folders alone, or put the files of a sample into one folder, as "
+                "separate samples; pack one of the folders alone, or put the files of a sample into one folder, as "
                 '0001.jpg and 0001.mask.png, for FileFolder(folder, fields=("jpg", "mask.png")), or give pack() '
-                "samples of a generator"
+                "samples from a generator"
             )
 
 
@@ -203,7 +203,7 @@ def check_alike(folder: str, samples: Iterable[tuple[str, Sequence[str]]]) -> No
             raise SourceError(
                 f"{folder}: {others[0]} would be a sample without {medium}, and {len(having[medium]):,} of "
                 f"{len(having[medium]) + len(others):,} samples have one ({having[medium][0]}); move it elsewhere, or "
-                'say which endings are fields: fields=("jpg", "txt") takes all files that end so, and leaves out others'
+                'say which endings are fields: fields=("jpg", "txt") takes all files with them, and leaves out others'
             )
 
 

@@ -120,7 +120,7 @@ def test_verify_exits_with_1_and_says_what_is_damaged_and_what_is_whole(dataset)
 
     assert result.exit_code == 1
     assert f"{shard}: 7 of 8 samples are whole\n" in result.stdout
-    assert f"  sample '0003': field 'txt' at byte {row['txt:offset']:,} is not what the index says\n" in result.stdout
+    assert f"  sample '0003': field 'txt' at byte {row['txt:offset']:,} does not match the index\n" in result.stdout
     assert "  not whole: 0003; all others are\n" in result.stdout
     assert result.stdout.endswith("1 shard is damaged\n")
     report = invoke("verify", folder, "--json")
@@ -186,7 +186,9 @@ def test_cat_reads_only_that_member_where_there_is_an_index(dataset):
     lose_everything_but(folder, lambda key, field: (key, field) == ("0009", "txt"))
 
     assert invoke("cat", folder, "0009", "txt").stdout_bytes == text_of(9).encode()
-    assert_is_one_line_of_error(invoke("cat", folder, "0008", "txt"), "is not what the index says")
+    assert_is_one_line_of_error(
+        invoke("cat", folder, "0008", "txt"), "does not match the index; 'shardkit verify' says what is whole"
+    )
 
 
 def test_stats_read_only_the_classes_where_there_is_an_index(dataset):

@@ -327,9 +327,9 @@ def with_value(name, value, row=3):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_value("__key__", "x"), "has 1 rows that are not what its shard is, the first of sample '0003'"),
-        (with_value("__size__", 512), "has 1 rows that are not"),
-        (with_value("txt:crc32", 7), "has 1 rows that are not"),
+        (with_value("__key__", "x"), "has 1 rows that do not match its shard, the first of sample '0003'"),
+        (with_value("__size__", 512), "has 1 rows that do not match its shard, the first of sample '0003'"),
+        (with_value("txt:crc32", 7), "has 1 rows that do not match its shard, the first of sample '0003'"),
         (with_value("txt:offset", None), "a sample has one of txt:offset, txt:size, txt:crc32 and lacks another"),
         (lambda table: table.drop_columns(["txt:crc32"]), "lacks txt:crc32"),
         (lambda table: table.drop_columns(["__offset__"]), "lacks __offset__"),
@@ -360,7 +360,7 @@ def test_a_block_table_that_is_not_what_the_shard_is_is_reported(name, dataset):
 
     assert [m for m in messages_of(verify(str(folder))) if f"{name} of block 1" in m]
     rewrite_index(folder, blocks=BlockTable(*(getattr(blocks, field.name)[:-1] for field in fields(blocks))))
-    assert [m for m in messages_of(verify(str(folder))) if f"{name} for another number of blocks" in m]
+    assert [m for m in messages_of(verify(str(folder))) if f"{name} of a different length" in m]
 
 
 @pytest.mark.parametrize("name", ["__index__/train-000000.*.parquet", "__index__/columns.*.parquet"])
@@ -472,10 +472,10 @@ def test_shards_without_a_manifest_are_verified_as_far_as_a_tar_tells(tmp_path):
 
     assert [(shard.url, shard.whole, shard.samples) for shard in report.damaged] == [(f"{tmp_path}/1.tar", 1, 1)]
     assert report.damaged[0].problems[0].offset == 2 * 1024
-    assert [note.partition(",")[0] for note in report.notes] == [
-        "there is no manifest",
-        "there are shards without indexes",
-    ]
+    assert report.notes == (
+        "there is no manifest, so missing or replaced shards cannot be detected",
+        "there are shards without indexes; only their headers and ends were checked",
+    )
     assert verify(f"{tmp_path}/0.tar").ok
     assert not verify(f"{tmp_path}/[12].tar").ok
 

@@ -189,7 +189,7 @@ def test_a_dataset_is_verified_where_nothing_lists_its_files(web):
 
     assert report.ok
     assert report.samples == len(SAMPLES)
-    assert report.notes == ("its folder cannot be listed, so nobody knows whether there are files too many",)
+    assert report.notes == ("its folder cannot be listed, so it was not checked for unexpected files",)
 
 
 def test_damage_on_the_way_is_no_damage_to_who_verifies(web, proxy):

@@ -1,4 +1,4 @@
-"""What is on S3 servers is read like local files, by who may, through every fault that networks are known for."""
+"""Files on S3 servers are read like local files by users with access, despite every known fault of networks."""
 
 import json
 import pickle
@@ -32,12 +32,12 @@ from tests.support.matrix import (
 from tests.support.scripted import Scripted, answer
 from tests.support.servers.faults import READ_FAULTS
 
-# S3 is asked at one address, which its signature is for, so it is not followed to others.
+# A request to S3 is signed for one address, so redirects to other addresses are not followed.
 S3_ENDS = ENDS | {name: [StorageError] * 3 for name in ("301", "302", "307", "redirect to another host")}
 
 
 def options_for(server, url=None, **options):
-    """Return the storage options of a server, or of a proxy before it."""
+    """Return the storage options of a server, or of a proxy in front of it."""
     short = {"read_timeout": 0.3, "connect_timeout": 5}
     asked = {"key": server.key, "secret": server.secret, "endpoint_url": url or server.url, "config_kwargs": short}
     return asked | {"client_kwargs": {"region_name": server.region}, "total_timeout": 60} | options
@@ -45,7 +45,7 @@ def options_for(server, url=None, **options):
 
 @pytest.fixture(scope="module")
 def packed(moto):
-    """Return the URL of a dataset in a bucket of its own."""
+    """Return the URL of a dataset in its own bucket."""
     url = f"s3://{moto.make_bucket()}/data/none"
     pack_samples(url, compression="none", storage_options=options_for(moto))
     return url
@@ -166,7 +166,7 @@ def test_a_public_bucket_is_read_without_credentials_though_it_is_not_listed(cep
     assert dict(by_loader(url, options)) == dict(by_stream(url, options)) == SAMPLES
     report = shardkit.verify(url, storage_options=options)
     assert report.ok
-    assert report.notes == ("its folder cannot be listed, so nobody knows whether there are files too many",)
+    assert report.notes == ("its folder cannot be listed, so it was not checked for unexpected files",)
 
 
 def test_a_signed_address_is_read_until_it_has_run_out(ceph, record_property):
@@ -188,7 +188,7 @@ def test_a_signed_address_is_read_until_it_has_run_out(ceph, record_property):
 
 @pytest.fixture
 def aws(tmp_path, monkeypatch):
-    """Return the file of AWS's profiles, which is the only place where there may be credentials."""
+    """Return the file of AWS profiles, which is the only place that may hold credentials."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))

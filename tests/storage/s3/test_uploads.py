@@ -1,4 +1,4 @@
-"""What is written to an S3 server is there whole or not at all, through every fault that networks are known for."""
+"""Files written to an S3 server are there whole or not at all, despite every fault that networks are known for."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ OLD = b"what was there before"
 SMALL = bytes(range(256)) * 40
 LARGE = bytes(range(251)) * 48_000  # three parts
 
-# How the faults end that have no good end; after all others the file is there.
+# The errors of the faults that make a write fail; after all other faults the file is there.
 ENDS = {
     "PUT 403": AccessError,
     "part 500 for ever": StorageError,
@@ -45,7 +45,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Let files be sent in parts that would be sent whole: as small as servers allow."""
+    """Let files that would be sent whole be sent in parts, as small as servers allow."""
     monkeypatch.setattr(uploads, "ONE_REQUEST_BYTES", 1 << 20)
     monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
 
@@ -66,7 +66,7 @@ def test_every_fault_of_an_upload_leaves_the_old_file_or_the_whole_new_one(fault
     if state == "replaced":
         write(direct, url, OLD)
     faulty = proxy(moto.url)
-    # Its parts are called what they are called, else nobody could put them together.
+    # Only answers to HEAD are changed: with other ETags for the parts, the upload could not be completed.
     rule = faulty.inject(fault, **({"method": "HEAD"} if fault == "ETag is no MD5" else {}))
     end, about = None, url
     try:
@@ -127,7 +127,8 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced(data, moto, record_prope
         write(storage, url, data, meanwhile=lambda: write(storage, url, OLD))
 
     assert storage.read_range(url, 0, len(OLD)) == OLD
-    write(storage, f"{url}2", data, meanwhile=lambda: write(storage, f"{url}2", data))  # the same is no other
+    # An identical file is not a conflict.
+    write(storage, f"{url}2", data, meanwhile=lambda: write(storage, f"{url}2", data))
     way = "whole, new" if data is SMALL else "parts, new"
     record_property("fault", ("upload", "412, other content is there", way, "DatasetExistsError"))
     record_property("fault", ("upload", "412, the same content is there", way, "written"))
