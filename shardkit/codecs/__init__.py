@@ -1,6 +1,6 @@
-"""A field's value <-> bytes: images, arrays, text, numbers; and the compressed formats that shards come in.
+"""A field's value <-> bytes: images, arrays, text, numbers; and the compressed formats of shards.
 
-The modules, in the order of a sample's way::
+The modules, in the order in which a sample passes through them::
 
     decompress   one member or frame of a compressed format -> bytes
     compress     frames and compressed streams <-> bytes

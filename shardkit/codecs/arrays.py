@@ -1,4 +1,4 @@
-"""Arrays and tensors <-> npy, npz and pth, without pickle and without believing a size."""
+"""Arrays and tensors <-> npy, npz and pth, without pickle and without trusting any claimed size."""
 
 import ast
 import contextlib
@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTH_BYTES = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}
-_MAX_NPY_HEADER_BYTES = 10_000  # NumPy's own limit: parsing a longer one could exhaust the parser
-_ATTEMPTS = 20  # to parse a header; with the worst luck that could be arranged, one in 10 000 fails
+_MAX_NPY_HEADER_BYTES = 10_000  # NumPy's own limit: a longer header could exhaust the parser
+_ATTEMPTS = 20  # at parsing a header; in the worst case that could be provoked, one header in 10 000 fails
 _LENGTH = r"(?:0|[1-9]\d{0,17})"
-_PLAIN_HEADER = re.compile(  # what NumPy writes for arrays of numbers, read at a tenth of the parser's time
+_PLAIN_HEADER = re.compile(  # what NumPy writes for arrays of numbers, matched in a tenth of the parser's time
     r"\{'descr': '([<>|][a-zA-Z]\d{1,4})', 'fortran_order': (True|False), "
     rf"'shape': \(((?:{_LENGTH},|{_LENGTH}(?:, {_LENGTH})+)?)\), \}} *\n?\Z"
 )
@@ -24,14 +24,14 @@ _NPZ_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others are inf
 
 
 def decode_npy(data: bytes, max_bytes: int) -> npt.NDArray[Any]:
-    """Return the array of an npy file. It can be written to.
+    """Return the array of an npy file. The array is writable.
 
     Args:
         data: The whole file.
-        max_bytes: The most that the array may take.
+        max_bytes: The largest permitted size of the array.
 
     Raises:
-        ValueError: It is no npy file, or its header does not fit to its size, exceeds ``max_bytes``, or tells of
+        ValueError: It is not an npy file, or its header does not match its size, exceeds ``max_bytes``, or declares
             Python objects.
     """
     shape, is_fortran, dtype, start = _read_npy_header(data)
@@ -49,11 +49,11 @@ def decode_npy(data: bytes, max_bytes: int) -> npt.NDArray[Any]:
 
 
 def encode_npy(value: object) -> bytes:
-    """Return an npy file of an array, or of what NumPy makes one of: numbers, nested lists of them, tensors.
+    """Return an npy file of an array, or of a value that NumPy converts to one: numbers, nested lists, tensors.
 
     Raises:
         ValueError: It holds Python objects.
-        TypeError: It has a mask, which npy cannot say.
+        TypeError: It has a mask, which npy cannot store.
         Exception: Whatever NumPy raises if it cannot make an array.
     """
     if isinstance(value, np.ma.MaskedArray):
@@ -62,11 +62,11 @@ def encode_npy(value: object) -> bytes:
     if array.dtype.hasobject:
         raise ValueError(f"expected an array of numbers or text, got Python objects in {type(value).__name__}")
     file = io.BytesIO()
-    # Left to choose the version itself, NumPy warns of 3.0, which is for names of fields beyond Latin-1.
+    # If NumPy chooses the version itself, it warns about 3.0, which field names beyond Latin-1 need.
     is_latin = all(ord(letter) < 256 for letter in repr(array.dtype.descr))
     np.lib.format.write_array(file, array, version=(1, 0) if is_latin else (3, 0), allow_pickle=False)
     data = file.getvalue()
-    _read_npy_header(data)  # what it would refuse is refused now
+    _read_npy_header(data)  # a file that reading would refuse is refused now
     return data
 
 
@@ -75,11 +75,11 @@ def decode_npz(data: bytes, max_bytes: int) -> dict[str, npt.NDArray[Any]]:
 
     Args:
         data: The whole file.
-        max_bytes: The most that all arrays may take together. It is compared with the directory before anything is
-            inflated, and no array gets more than the directory says.
+        max_bytes: The largest permitted size of all arrays together. The sizes in the zip directory are compared with
+            it before anything is inflated, and no array gets more memory than the directory claims.
 
     Raises:
-        ValueError: A member is not an npy file as NumPy writes it into an npz, or the bound is exceeded.
+        ValueError: A member is not an npy file as NumPy stores it in an npz, or the bound is exceeded.
         Exception: Whatever ``zipfile`` raises on a damaged file.
     """
     arrays = {}
@@ -98,10 +98,10 @@ def decode_npz(data: bytes, max_bytes: int) -> dict[str, npt.NDArray[Any]]:
 
 
 def encode_npz(value: object) -> bytes:
-    """Return an npz file of a dict of arrays, not compressed, without times: the same arrays are the same bytes.
+    """Return an uncompressed npz file of a dict of arrays, without timestamps: equal arrays give equal bytes.
 
     Raises:
-        TypeError: It is no dict with text as names.
+        TypeError: It is not a dict with strings as names.
         Exception: As for ``encode_npy``.
     """
     if not isinstance(value, dict) or not all(isinstance(name, str) and name and "\0" not in name for name in value):
@@ -114,18 +114,18 @@ def encode_npz(value: object) -> bytes:
 
 
 def decode_pth(data: bytes, max_bytes: int) -> Any:
-    """Return what ``torch.save`` wrote, on the CPU: tensors, numbers, text, and dicts, lists and tuples of them.
+    """Load what ``torch.save`` wrote, on the CPU: tensors, numbers, text, and dicts, lists and tuples of them.
 
-    Nothing in the file can run code (``weights_only``). Its members are bounded, but not what a forged file could ask
-    torch to allocate: from strangers, take npy.
+    Nothing in the file can run code (``weights_only``). The size of its members is bounded, but the memory that a
+    forged file makes torch allocate is not: for data that you do not trust, use npy.
 
     Args:
         data: The whole file.
-        max_bytes: The most that the file's members may take together.
+        max_bytes: The largest permitted size of the file's members together.
 
     Raises:
-        ValueError: It is not a zip file as ``torch.save`` writes it (files of torch before 1.6 are not), or exceeds
-            the bound.
+        ValueError: It is not a zip file as ``torch.save`` writes it (files from torch before 1.6 are not), or it
+            exceeds the bound.
         Exception: Whatever torch raises on other classes than those above.
     """
     import torch
@@ -141,9 +141,9 @@ def decode_pth(data: bytes, max_bytes: int) -> Any:
 
 
 def encode_pth(value: object) -> bytes:
-    """Return what ``torch.save`` writes, if ``decode_pth`` reads it.
+    """Return the file that ``torch.save`` writes, provided that ``decode_pth`` can read it.
 
-    A tensor that is a view is saved with all of the tensor that it is a part of: ``clone()`` it first.
+    A tensor that is a view is saved together with the whole tensor that it views: ``clone()`` it first.
 
     Raises:
         Exception: Whatever torch raises on anything but tensors, numbers, text, and dicts, lists and tuples of them.
@@ -152,12 +152,12 @@ def encode_pth(value: object) -> bytes:
 
     file = io.BytesIO()
     torch.save(value, file)
-    torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)  # better now than when training
+    torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)  # better now than in training
     return file.getvalue()
 
 
 def _read_npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return the shape, whether it is in Fortran's order, the dtype and where the array's bytes begin."""
+    """Return the shape, whether the array is in Fortran order, the dtype, and the offset of the array's bytes."""
     if not data.startswith(_NPY_MAGIC):
         raise ValueError(f"it begins with {data[:6]!r}, not like an npy file")
     version = data[6:8]
@@ -184,8 +184,8 @@ def _read_npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any],
 
 
 def _parse_literal(text: str) -> Any:
-    # CPython counts how deep a syntax tree is for all threads together. If the garbage collector runs Python code
-    # meanwhile, so that another thread parses too, that is a SystemError, about a text that is right.
+    # CPython counts the depth of syntax trees for all threads together. If the garbage collector runs Python code
+    # during the parse, so that another thread parses too, CPython raises a SystemError although the text is valid.
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(SystemError):
             return ast.literal_eval(text)

@@ -1,12 +1,12 @@
-"""Frames and compressed streams: written so that standard tools open them, read so that no claim of theirs is believed.
+"""Frames and compressed streams: standard tools can open what is written, and no claim in what is read is trusted.
 
-A ``.tar.zst`` is one zstd frame a block, each with its content's size and a checksum, and after them a seek table: a
-skippable frame in zstd's seekable format, which decoders pass over and which says where every frame lies. A
-``.tar.gz`` is one gzip member. What others compressed is read whatever its name says: gz, bz2, xz and zst of any
-number of members or frames.
+A ``.tar.zst`` has one zstd frame per block, each with its content's size and a checksum. After the frames comes a seek
+table: a skippable frame in zstd's seekable format, which lists the position of every frame and which decoders ignore. A
+``.tar.gz`` is one gzip member. Files that other programs compressed are read whatever their names say: gz, bz2, xz and
+zst with any number of members or frames.
 
-Reading a stream takes little more memory than the bytes that the caller asks for. The caller bounds how many it reads
-in all.
+Reading a stream takes little more memory than the bytes that the caller asks for. The caller bounds the total number of
+bytes that it reads.
 """
 
 import struct
@@ -19,7 +19,7 @@ from shardkit.errors import ArgumentError, ShardError, TruncatedShardError
 from shardkit.storage.base import ByteStream, Storage
 
 MAX_FRAMES = 1 << 20
-"""The most frames that a seek table may list: a tebibyte in blocks of 1 MiB."""
+"""The largest number of frames that a seek table may list: one tebibyte in blocks of 1 MiB."""
 
 _LEVELS = {"none": (0, 0, 0), "zst": (1, 3, 22), "gz": (1, 6, 9)}  # lowest, default, highest
 _SUFFIXES = {"none": ".tar", "zst": ".tar.zst", "gz": ".tar.gz"}
@@ -27,7 +27,7 @@ _SUFFIXES = {"none": ".tar", "zst": ".tar.zst", "gz": ".tar.gz"}
 _SKIPPABLE_MAGIC = 0x184D2A5E
 _SEEKABLE_MAGIC = 0x8F92EAB1
 _SKIPPABLE_HEADER = struct.Struct("<II")  # magic, bytes that follow
-_SEEK_ENTRY = struct.Struct("<II")  # a frame's size as stored, its content's size
+_SEEK_ENTRY = struct.Struct("<II")  # a frame's compressed size, its content's size
 _SEEK_FOOTER = struct.Struct("<IBI")  # number of frames, descriptor, magic
 _ENTRIES_HAVE_CHECKSUMS = 0x80
 _RESERVED_BITS = 0x7C
@@ -41,7 +41,7 @@ class Compression(NamedTuple):
 
     Attributes:
         name: ``none``, ``zst`` or ``gz``.
-        level: How hard: 1 to 22 for zst, 1 to 9 for gz, 0 for none.
+        level: The compression level: 1 to 22 for zst, 1 to 9 for gz, 0 for none.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Compression(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What the names of such shards end with."""
+        """The file name suffix of such shards."""
         return _SUFFIXES[self.name]
 
 
 def parse_compression(text: str) -> Compression:
-    """Return the compression that ``"none"``, ``"zst"``, ``"zst:9"``, ``"gz"`` or ``"gz:9"`` means.
+    """Parse a compression such as ``"none"``, ``"zst"``, ``"zst:9"``, ``"gz"`` or ``"gz:9"``.
 
     Raises:
-        ArgumentError: It means none of them, or there is no such level.
+        ArgumentError: It is not a known compression, or there is no such level.
 
     Example:
         >>> parse_compression("zst"), parse_compression("gz:9").suffix
@@ -77,21 +77,21 @@ def parse_compression(text: str) -> Compression:
 
 
 class Compressor(Protocol):
-    """Compresses what it is given, piece by piece."""
+    """Compresses data piece by piece."""
 
     def compress(self, data: bytes, /) -> bytes:
-        """Return the compressed bytes that are ready, perhaps none yet."""
+        """Add data, and return the compressed bytes that are ready, possibly none."""
         ...
 
     def flush(self) -> bytes:
-        """Return the rest. Nothing can be added afterwards."""
+        """Return the remaining compressed bytes. Nothing can be added afterwards."""
         ...
 
 
 def gzip_writer(level: int) -> Compressor:
-    """Return a compressor that makes one gzip member, without a name and a time.
+    """Return a compressor that makes one gzip member, without a file name or a timestamp.
 
-    The same input gives the same bytes, as long as it is the same build of zlib.
+    The same input gives the same bytes, as long as the build of zlib is the same.
 
     Example:
         >>> import gzip
@@ -103,7 +103,7 @@ def gzip_writer(level: int) -> Compressor:
 
 
 def compress_frame(data: bytes | memoryview, level: int) -> bytes:
-    """Return one zstd frame that says its content's size and ends with a checksum. The GIL is released.
+    """Return one zstd frame that states its content's size and ends with a checksum. The GIL is released.
 
     Example:
         >>> decompress_frame(compress_frame(b"a block", 3), 7, url="a.tar.zst", offset=0)
@@ -118,17 +118,17 @@ def compress_frame(data: bytes | memoryview, level: int) -> bytes:
 def decompress_frame(data: bytes, size: int, *, url: str, offset: int) -> bytes:
     """Return the content of exactly one zstd frame, exactly ``size`` bytes. The GIL is released.
 
-    A frame that says it holds another size is refused unread, and one that holds more than it says as soon as it
-    exceeds ``size``: no more memory than that is taken.
+    A frame that states another size is refused without being decompressed. One that holds more than it states is
+    refused as soon as its content exceeds ``size``: no more memory than that is used.
 
     Args:
         data: The frame.
-        size: How many bytes it must hold.
+        size: The required size of its content in bytes.
         url: The shard, for messages.
         offset: Where its content begins in the uncompressed shard, for messages.
 
     Raises:
-        ShardError: It is not one whole, undamaged frame of that size.
+        ShardError: It is not one complete, undamaged frame of that size.
     """
 
     def bad(fault: str) -> ShardError:
@@ -160,10 +160,10 @@ def decompress_frame(data: bytes, size: int, *, url: str, offset: int) -> bytes:
 
 
 def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
-    """Return the seek table that goes behind the last frame.
+    """Return the seek table that follows the last frame.
 
     Args:
-        frames: For each frame its size as stored and its content's size, in bytes.
+        frames: For each frame, its compressed size and its content's size, in bytes.
 
     Raises:
         ArgumentError: A frame has 4 GiB or more, or there are more than ``MAX_FRAMES``.
@@ -183,13 +183,13 @@ def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
 
 
 def read_seek_table(storage: Storage, url: str, file_size: int) -> list[tuple[int, int, int]] | None:
-    """Return where each frame begins, its size as stored and its content's size; None if there is no seek table.
+    """Return each frame's offset, compressed size and content size; None if there is no seek table.
 
-    The sizes in the table add up to the file's size. Whether a frame has the sizes that the table says shows when it is
-    decompressed. Frames without content, such as other programs' skippable frames, are listed too.
+    The sizes in the table add up to the file's size. Whether a frame really has the listed sizes is known only when it
+    is decompressed. Frames without content, such as other programs' skippable frames, are listed too.
 
     Args:
-        storage: Serves the file.
+        storage: Reads the file.
         url: The file.
         file_size: Its size in bytes.
 
@@ -228,7 +228,7 @@ def read_seek_table(storage: Storage, url: str, file_size: int) -> list[tuple[in
 
 
 class DecompressedStream(ByteStream, Protocol):
-    """A ``ByteStream`` that knows how its bytes are compressed. Only if they are not can it skip without reading.
+    """A ``ByteStream`` that knows how its source is compressed. It can skip without reading only if it is uncompressed.
 
     Attributes:
         compression: ``none``, ``zst``, ``gz``, ``bz2`` or ``xz``.
@@ -240,18 +240,18 @@ class DecompressedStream(ByteStream, Protocol):
 def open_decompressed(stream: ByteStream) -> DecompressedStream:
     """Return a stream of another's content, decompressed if its first bytes, not its name, show a compressed format.
 
-    Several members or frames in a row are read as one, as ``cat`` and parallel compressors make them; anything else
-    after them is an error. Other bytes, and an empty stream, come through as they are. Closing the result closes
-    ``stream``.
+    Consecutive members or frames, as ``cat`` and parallel compressors produce them, are read as one stream; anything
+    else after them is an error. Uncompressed data and an empty stream are returned unchanged. Closing the result
+    closes ``stream``.
 
     Args:
-        stream: At its first byte.
+        stream: Positioned at its first byte.
 
     Raises:
         TruncatedShardError: From here or from ``read``: the stream ends inside a member or a frame. An end between two
-            of them cannot be seen here; the missing end-of-archive mark of the tar shows it.
-        ShardError: From ``read``: the stream is damaged, demands too much memory, or is followed by something else. All
-            before the fault has been returned, except for up to one read's length.
+            of them cannot be detected here; the tar reader detects it by the missing end-of-archive mark.
+        ShardError: From ``read``: the stream is damaged, demands too much memory, or is followed by something else.
+            All data before the fault has been returned, except for up to one read's length.
 
     Example:
         >>> from io import BytesIO
@@ -270,7 +270,7 @@ def open_decompressed(stream: ByteStream) -> DecompressedStream:
 
 
 class _Plain:
-    """A stream whose first bytes have been looked at."""
+    """An uncompressed stream whose first bytes have already been read."""
 
     def __init__(self, stream: ByteStream, head: bytes) -> None:
         self.url = stream.url
@@ -295,7 +295,7 @@ class _Plain:
 
 
 class _Decompressed:
-    """The content of members or frames that follow one another."""
+    """The content of consecutive members or frames."""
 
     def __init__(self, stream: ByteStream, head: bytes, form: Format) -> None:
         self.url = stream.url
@@ -315,7 +315,7 @@ class _Decompressed:
             try:
                 piece = self._read_some(n)
             except ShardError as error:
-                self._error = error  # raised when it is reached: what came before may complete a sample
+                self._error = error  # raised only when reached: the data before it may complete a sample
                 break
             if not piece:
                 break
@@ -334,7 +334,7 @@ class _Decompressed:
         self._stream.close()
 
     def _read_some(self, n: int) -> bytes:
-        """Return 1 to ``n`` bytes; none only at the end."""
+        """Return 1 to ``n`` bytes, or no bytes at the end."""
         while member := self._member or self._start_member():
             data = b""
             if member.needs_input:
@@ -345,7 +345,7 @@ class _Decompressed:
                 content = member.decompress(data, n)
             except MemoryError:
                 raise
-            except Exception as error:  # each has its own exceptions, and nothing but damage makes it raise one
+            except Exception as error:  # each format has its own exceptions, and only damage makes it raise one
                 raise self._bad(f"is damaged ({error}), fetch or write it again") from error
             if member.eof:
                 self._member = None
@@ -355,7 +355,7 @@ class _Decompressed:
         return b""
 
     def _start_member(self) -> Decompressor | None:
-        """Begin with the next member; None at the end of the stream."""
+        """Return a decompressor for the next member, or None at the end of the stream."""
         while True:
             if self._format.zeros_may_follow:
                 self._input = self._input.lstrip(b"\0")

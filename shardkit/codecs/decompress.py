@@ -1,7 +1,7 @@
-"""The compressed formats that are read: how each begins, and a decompressor for one member or frame of it.
+"""The compressed formats that can be read: how each begins, and a decompressor for one member or frame of it.
 
-Nothing that compressed bytes claim is believed: output is made in steps of a size that the caller sets, and the window
-that they may demand is bounded by ``MAX_WINDOW_BYTES``.
+No claim in compressed data is trusted: output is produced in steps whose size the caller sets, and the window that the
+data may demand is bounded by ``MAX_WINDOW_BYTES``.
 """
 
 import sys
@@ -14,19 +14,19 @@ from typing import NamedTuple, Protocol
 from shardkit.errors import CodecError
 
 MAX_WINDOW_BYTES = 1 << 27
-"""The most memory that compressed bytes may demand: 128 MiB, as ``zstd -d`` allows, twice what ``xz -9`` needs."""
+"""The most memory that compressed data may demand: 128 MiB, which ``zstd -d`` allows; ``xz -9`` needs half of it."""
 
 GZIP_WBITS = 31
 """Makes zlib write and expect gzip's header and trailer instead of its own."""
 
 
 def load_zstd() -> ModuleType:
-    """Return the standard library's ``compression.zstd``, before Python 3.14 its backport."""
+    """Return the standard library's ``compression.zstd``, or its backport before Python 3.14."""
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 class Decompressor(Protocol):
-    """Decompresses one member or frame, in the way of the standard library's ``bz2``, ``lzma`` and ``zstd``."""
+    """Decompresses one member or frame, with the interface of the standard library's ``bz2``, ``lzma`` and ``zstd``."""
 
     @property
     def eof(self) -> bool:
@@ -40,16 +40,16 @@ class Decompressor(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What was given beyond the end of the member."""
+        """The data that was given beyond the end of the member."""
         ...
 
     def decompress(self, data: bytes, /, max_length: int) -> bytes:
-        """Return up to ``max_length`` bytes; what ``data`` gives beyond is kept for the next call."""
+        """Return up to ``max_length`` bytes; further output is kept for the next call."""
         ...
 
 
 class _GzipDecompressor:
-    """zlib's decompressor in the shape of the others, which keep the data that they have not used themselves."""
+    """zlib's decompressor with the interface of the others, which keep their unused input themselves."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(GZIP_WBITS)
@@ -95,9 +95,9 @@ class Format(NamedTuple):
 
     Attributes:
         name: ``zst``, ``gz``, ``bz2`` or ``xz``.
-        magics: What a member of it can begin with.
+        magics: The byte sequences that a member can begin with.
         start: Returns a decompressor for one member.
-        zeros_may_follow: Whether zeros behind a member are padding, as gzip(1) and the standard of xz have it.
+        zeros_may_follow: Whether zeros after a member are padding, as gzip(1) and the xz specification define.
     """
 
     name: str
@@ -124,16 +124,16 @@ MAGIC_BYTES = max(len(magic) for form in FORMATS for magic in form.magics)
 
 
 def decompress(data: bytes, name: str, max_bytes: int) -> bytes:
-    """Return what compressed data holds, all of its members or frames.
+    """Return the content of compressed data, with all of its members or frames.
 
     Args:
         data: A whole file of that format.
         name: ``"gz"``, ``"zst"``, ``"bz2"`` or ``"xz"``.
-        max_bytes: The most that it may hold.
+        max_bytes: The largest permitted size of its content.
 
     Raises:
         CodecError: It is damaged, cut or empty, something else follows, or it holds more than ``max_bytes``; no more
-            memory than that was taken.
+            memory than that was used.
 
     Example:
         >>> import gzip
@@ -149,7 +149,7 @@ def decompress(data: bytes, name: str, max_bytes: int) -> bytes:
             pieces.append(member.decompress(data, room + 1))
         except MemoryError:
             raise
-        except Exception as error:  # each has its own exceptions, and nothing but damage makes it raise one
+        except Exception as error:  # each format has its own exceptions, and only damage makes it raise one
             raise CodecError(f"it is damaged or not {name} data ({error})") from error
         room -= len(pieces[-1])
         if room < 0:

@@ -1,13 +1,13 @@
 """Image files <-> arrays of pixels: 8-bit RGB, or as they are stored.
 
-The format of an image is read from its first bytes, never from its name, and the number of pixels that it claims is
-bounded before anything is decoded. simplejpeg, where it is installed, decodes JPEGs in half of Pillow's time; OpenCV,
-where it is installed, PNGs and WebPs in four fifths of it. Pillow decodes all others, and those that these two refuse
-although they are complete. The pixels are the same. A truncated image is an error, also where Pillow would take it, and
-so is an image with more bits than were asked for.
+The format of an image is determined from its first bytes, never from its name, and the number of pixels that it claims
+is bounded before anything is decoded. If simplejpeg is installed, it decodes JPEGs in half of Pillow's time; if OpenCV
+is installed, it decodes PNGs and WebPs in four fifths of Pillow's time. Pillow decodes all other images, and complete
+images that these two refuse. The pixels are the same. A truncated image is an error, even where Pillow would accept it,
+and so is an image with more bits than the requested decoding keeps.
 
-Of Pillow only the readers of the formats below are used: others run programs or read what no training set holds. Its
-own bound on pixels, a process-wide setting, is not relied on.
+Only Pillow's readers of the formats below are used: others run programs, or read formats that no training set contains.
+Pillow's own limit on pixels, a process-wide setting, is not relied on.
 """
 
 import io
@@ -55,7 +55,7 @@ _MAGICS = {  # by the names of Pillow's readers
     "Tiff": rb"II[*+]\0|MM\0[*+]",
     "Ppm": rb"P[1-6][\s#]",
 }
-# An optimised GIF has other palette numbers than the greys that it was made of.
+# The palette numbers of an optimised GIF differ from the grey levels that it was made from.
 _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 95},
     "WEBP": {"quality": 95},
@@ -63,45 +63,46 @@ _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
 }
 _TIFF_TILE_SIZE = (322, 323)
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES, _TIFF_EXTRA, _TIFF_FORMAT = 258, 262, 284, 338, 339
-# libtiff decompresses to this machine's byte order; for these types Pillow 13 expects that of the file.
+# libtiff decompresses to this machine's byte order; for these types, Pillow 13 expects the byte order of the file.
 _TIFF_NATIVE = {"I;16BS": "I;16NS", "I;32BS": "I;32NS", "F;32BF": "F;32NF"}
 _MODES = {"ppm": ("RGB",), "pgm": ("L", "I;16"), "pbm": ("1",)}
 # libjpeg's messages about missing or wrong pixels; its other messages concern the data around them.
 _JPEG_DAMAGE = re.compile(r"premature end|bad (?:Huffman|arithmetic) code|instead of RST", re.IGNORECASE)
 
 MAX_SCANS = 100
-"""The most scans, passes over all pixels, that a JPEG may have. A scan may be a few bytes of the file and take a
-millisecond for every million pixels that the file claims. Progressive JPEGs have about 10; libtiff has this bound."""
+"""The largest number of scans, passes over all pixels, that a JPEG may have. A scan may be a few bytes of the file, and
+take a millisecond for every million pixels that the file claims. Progressive JPEGs have about 10; libtiff uses the same
+bound."""
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN = b"\xff\xda"
 _SCAN_PAIR = int.from_bytes(_SCAN, "little")
-# A marker of a JPEG that begins a segment with a length, or an image, or ends one. Other markers stand alone.
+# A JPEG marker that begins a segment with a length, or that begins or ends an image. Other markers stand alone.
 _JPEG_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd8-\xfe])")
 _SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
 
 
 class BitDepthError(ValueError):
-    """An image has more bits a channel than the way in which it is decoded keeps; ``decode_unchanged`` keeps them."""
+    """An image has more bits per channel than the chosen decoding keeps; ``decode_unchanged`` keeps them all."""
 
 
 def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
     """Return an image's pixels.
 
-    Everything becomes RGB: grey and black-and-white are repeated, palettes and CMYK converted. Alpha is dropped, not
-    blended. Of an animation or several pages the first is decoded. An EXIF orientation is not applied, except that of
-    a TIFF, which Pillow always applies.
+    Every image becomes RGB: grey and black-and-white values are repeated, palettes and CMYK are converted. Alpha is
+    dropped, not blended. Only the first frame of an animation, or the first of several pages, is decoded. An EXIF
+    orientation is not applied, except that of a TIFF, which Pillow always applies.
 
     Args:
         data: The file.
-        max_pixels: The most that its height times its width may be.
+        max_pixels: The largest permitted product of height and width.
 
     Returns:
-        uint8, (height, width, 3), RGB; it can be written to.
+        uint8, (height, width, 3), RGB, writable.
 
     Raises:
-        BitDepthError: It has more than 8 bits a channel.
-        ValueError: It is no image, claims too many pixels, is cut, or is a JPEG of more than ``MAX_SCANS`` passes.
+        BitDepthError: It has more than 8 bits per channel.
+        ValueError: It is not an image, claims too many pixels, is cut, or is a JPEG of more than ``MAX_SCANS`` passes.
         Exception: Whatever Pillow raises on a damaged file.
     """
     size = jpeg_size(data, max_pixels=max_pixels)
@@ -110,12 +111,12 @@ def decode_image(data: bytes, *, max_pixels: int) -> npt.NDArray[np.uint8]:
 
 
 def decode_other_image(data: bytes, *, max_pixels: int, exif: bool = False) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an image that ``decode_jpeg`` does not decode; as ``decode_image`` otherwise.
+    """Return the pixels of an image that ``decode_jpeg`` does not decode; otherwise like ``decode_image``.
 
     Args:
         data: The file.
         max_pixels: As for ``decode_image``.
-        exif: Turn it as its EXIF orientation says.
+        exif: Apply its EXIF orientation.
     """
     pixels = None if exif else _decode_with_opencv(data, max_pixels)
     if pixels is not None:
@@ -127,16 +128,17 @@ def decode_other_image(data: bytes, *, max_pixels: int, exif: bool = False) -> n
 
 
 def decode_unchanged(data: bytes, *, max_pixels: int, exif: bool = False) -> npt.NDArray[Any]:
-    """Return an image's pixels as the file has them, to the last bit.
+    """Return an image's pixels exactly as the file stores them.
 
-    Grey is uint8 or uint16, (height, width), also of 2 or 4 bits; black and white is 0 and 1; a palette's pixels are
-    their numbers in it; colours are uint8 or uint16, (height, width, 3), and alpha is another channel. CMYK is
-    (height, width, 4). A TIFF may also be int16, int32, uint32 or float32. What no array can say exactly is an error.
+    Grey is uint8 or uint16, (height, width), even if it has only 2 or 4 bits; black and white is 0 and 1; pixels of a
+    palette image are indexes into the palette; colours are uint8 or uint16, (height, width, 3), and alpha is another
+    channel. CMYK is (height, width, 4). A TIFF may also be int16, int32, uint32 or float32. An image that no array can
+    represent exactly is an error.
 
     Args:
         data: The file.
         max_pixels: As for ``decode_image``.
-        exif: Turn it as its EXIF orientation says.
+        exif: Apply its EXIF orientation.
 
     Raises:
         ValueError: As for ``decode_image``; or its pixels cannot be read without changing them.
@@ -155,15 +157,15 @@ def decode_unchanged(data: bytes, *, max_pixels: int, exif: bool = False) -> npt
 
 
 def open_image(data: bytes, *, max_pixels: int) -> "Image":
-    """Return a PIL image, loaded, in the mode of the file: palettes and 16-bit grey are kept.
+    """Return a loaded PIL image in the mode of the file: palettes and 16-bit grey are kept.
 
-    For tif, gif and webp, Pillow warns beyond ``PIL.Image.MAX_IMAGE_PIXELS``, and refuses beyond twice as many.
+    For tif, gif and webp, Pillow warns above ``PIL.Image.MAX_IMAGE_PIXELS``, and refuses more than twice as many.
 
-    Args and errors as for ``decode_image``, except that images of more bits are refused only if Pillow has no mode that
-    keeps them.
+    The arguments and errors are those of ``decode_image``, except that images of more bits are refused only if Pillow
+    has no mode that keeps them.
     """
     size = jpeg_size(data, max_pixels=max_pixels)
-    if size:  # Pillow takes damaged ones; a small image shows the same damage
+    if size:  # Pillow accepts damaged JPEGs; decoding to a small image finds the same damage
         decode_jpeg(data, size, divisor=8 if min(size) >= 8 else 1)
     image = _open_image(data, max_pixels)
     kept = _bits_of_mode(image.file.mode)
@@ -176,7 +178,7 @@ def open_image(data: bytes, *, max_pixels: int) -> "Image":
 
 
 class _ImageFile(NamedTuple):
-    """An image that Pillow has opened and not loaded."""
+    """An image that Pillow has opened but not loaded."""
 
     file: Any
     kind: str
@@ -201,11 +203,11 @@ def _open_image(data: bytes, max_pixels: int) -> _ImageFile:
     elif kind == "Gif":
         _check_gif(data)
     elif kind == "WebP":
-        _check_pixels(_webp_size(data), max_pixels)  # Pillow takes the memory for the pixels when it opens the file
+        _check_pixels(_webp_size(data), max_pixels)  # Pillow allocates the pixels when it opens the file
     image = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")(io.BytesIO(data))
     _check_pixels(image.size, max_pixels)
     bits = 8
-    if kind == "Tiff":  # libtiff takes the memory for a whole tile, which may be larger than the image
+    if kind == "Tiff":  # libtiff allocates a whole tile, which may be larger than the image
         _check_pixels(tuple(image.tag_v2.get(tag, 0) for tag in _TIFF_TILE_SIZE), max_pixels)
         bits = max(image.tag_v2.get(_TIFF_BITS, (1,)))
         if image.tile and image.tile[0].codec_name == "libtiff":
@@ -230,7 +232,7 @@ def _bits_of_mode(mode: str) -> int:
 
 
 def _stored_pixels(image: _ImageFile, data: bytes, max_pixels: int) -> npt.NDArray[Any]:
-    """Return the pixels of an image that was opened and not loaded."""
+    """Return the pixels of an image that was opened but not loaded."""
     file, kind, bits = image
     raw_mode = _raw_mode(file)
     if kind == "Ppm" and file.mode != "1":
@@ -243,7 +245,7 @@ def _stored_pixels(image: _ImageFile, data: bytes, max_pixels: int) -> npt.NDArr
             f"its channels ({raw_mode}, {bits}-bit{planes}) cannot be read without changing them; store it with plain "
             "alpha, in one plane, or as npy"
         )
-    if raw_mode == "LA;16B" and data[12:16] == b"IHDR":  # read as 8-bit RGBA, which has as many bytes a pixel
+    if raw_mode == "LA;16B" and data[12:16] == b"IHDR":  # read as 8-bit RGBA, which has as many bytes per pixel
         header = b"IHDR" + data[16:24] + b"\x08\x06" + data[26:29]
         other = data[:12] + header + zlib.crc32(header).to_bytes(4) + data[33:]
         return np.array(_loaded(_open_image(other, max_pixels).file)).view(">u2").astype(np.uint16)
@@ -252,11 +254,11 @@ def _stored_pixels(image: _ImageFile, data: bytes, max_pixels: int) -> npt.NDArr
     pixels = np.array(_loaded(file))
     if file.mode == "1":
         return pixels.astype(np.uint8)
-    if file.mode == "L" and tags.get(_TIFF_PHOTOMETRIC) == 0:  # white is 0, which Pillow turns round
+    if file.mode == "L" and tags.get(_TIFF_PHOTOMETRIC) == 0:  # white is 0, which Pillow inverts
         pixels = ~pixels
-    if file.mode == "L" and bits in (2, 4):  # Pillow spreads them over the 8 bits
+    if file.mode == "L" and bits in (2, 4):  # Pillow scales them to 8 bits
         return pixels // np.uint8(255 // (2**bits - 1))
-    if tags and file.mode in ("L", "I"):  # Pillow does not have all of the types
+    if tags and file.mode in ("L", "I"):  # Pillow does not have all of these types
         sign = "i" if tags.get(_TIFF_FORMAT, (1,))[0] == 2 else "u"
         pixels = pixels.astype(np.int16) if bits == 16 else pixels
         return pixels.view(f"{sign}{pixels.itemsize}")
@@ -264,11 +266,11 @@ def _stored_pixels(image: _ImageFile, data: bytes, max_pixels: int) -> npt.NDArr
 
 
 def _sixteen_bits(image: _ImageFile, other: Any) -> npt.NDArray[np.uint16]:
-    """Return colours of 16 bits. Pillow keeps the upper byte of each; if told that the bytes are swapped, the lower.
+    """Return 16-bit colours. Pillow keeps only the upper byte of each, or the lower if the bytes are declared swapped.
 
     Args:
         image: The image.
-        other: The same, opened once more.
+        other: The same image, opened once more.
     """
     raw_mode = _raw_mode(image.file)
     if image.bits != 16 or not re.fullmatch("(RGB|RGBA|CMYK);16[BLN]", raw_mode):
@@ -285,7 +287,7 @@ def _loaded(image: Any) -> Any:
 
 
 def _raw_mode(image: Any) -> str:
-    """Return what Pillow calls the way in which the pixels of an image that is not loaded are stored."""
+    """Return Pillow's name for the stored pixel layout of an image that is not loaded."""
     args = image.tile[0].args if image.tile else ""
     return str(args[0] if isinstance(args, tuple) else args)
 
@@ -297,14 +299,14 @@ def _set_raw_mode(image: Any, raw_mode: str) -> None:
 
 
 def _pnm_dtype(image: Any) -> "np.dtype[Any]":
-    """Return the type of the numbers in a PGM or PPM that was opened and not loaded."""
+    """Return the type of the numbers in a PGM or PPM that was opened but not loaded."""
     codec, _, _, args = image.tile[0]
     largest = args[1] if codec != "raw" else 65535 if image.mode == "I" else 255
     return np.dtype(">u2" if largest > 255 else np.uint8)
 
 
 def _pnm_pixels(image: Any, data: bytes) -> npt.NDArray[Any]:
-    """Return the numbers of a PGM or PPM, which Pillow would stretch where the largest is not 255 or 65535."""
+    """Return the numbers of a PGM or PPM, which Pillow would rescale if the maximum is not 255 or 65535."""
     codec, _, offset, _ = image.tile[0]
     dtype, shape = _pnm_dtype(image), (image.height, image.width, 3)[: 3 if image.mode == "RGB" else 2]
     count = int(np.prod(shape))
@@ -316,14 +318,14 @@ def _pnm_pixels(image: Any, data: bytes) -> npt.NDArray[Any]:
 
 
 def upright(image: "Image") -> "Image":
-    """Return a PIL image turned as its EXIF orientation says."""
+    """Return a PIL image with its EXIF orientation applied."""
     from PIL import ImageOps
 
     return ImageOps.exif_transpose(image)
 
 
 def oriented(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
-    """Return a view of an image that is turned as an EXIF orientation says."""
+    """Return a view of an image with an EXIF orientation applied."""
     if orientation in (3, 4, 6, 7):
         pixels = pixels[::-1]
     if orientation in (2, 3, 7, 8):
@@ -335,17 +337,17 @@ def encode_image(component: str, value: object) -> bytes:
     """Return an image file.
 
     Lossless: png, bmp, tif, ppm (colour), pgm (grey), pbm (black and white), and gif for grey. Lossy: jpg and webp,
-    both with quality 95, and gif for colours, which it cuts down to 256. For another quality, or a lossless webp,
-    encode the image yourself and give the bytes.
+    both with quality 95, and gif for colours, which it reduces to 256. For another quality, or a lossless webp,
+    encode the image yourself and pass the bytes.
 
     Args:
         component: One of ``IMAGE_FIELDS``.
-        value: uint8, (height, width, 3) RGB, (height, width, 4) RGBA or (height, width) grey; or a PIL image, of which
-            the mode is kept.
+        value: uint8, (height, width, 3) RGB, (height, width, 4) RGBA or (height, width) grey; or a PIL image, whose
+            mode is kept.
 
     Raises:
-        ValueError: It is no image, or of a kind that the format does not have.
-        Exception: Whatever Pillow raises on what a format cannot say, such as alpha in a JPEG.
+        ValueError: It is not an image, or the format does not support its kind.
+        Exception: Whatever Pillow raises on something that the format cannot represent, such as alpha in a JPEG.
     """
     from PIL import Image
 
@@ -375,7 +377,7 @@ def _image_of(value: object) -> "Image":
 
 
 def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] | None:
-    """Return height and width of a JPEG that ``decode_jpeg`` may decode; None for what Pillow is to decode or refuse.
+    """Return height and width of a JPEG that ``decode_jpeg`` may decode; None if Pillow should decode or refuse it.
 
     Raises:
         ValueError: It is cut, or has more than ``MAX_SCANS`` passes.
@@ -393,27 +395,28 @@ def jpeg_size(data: bytes | memoryview, *, max_pixels: int) -> tuple[int, int] |
             raise
         return None
     if width * height > max_pixels or colours in ("CMYK", "YCCK"):
-        return None  # Pillow refuses the one, and converts the other as it does without simplejpeg
+        return None  # Pillow refuses the first, and converts the second as it does without simplejpeg
     _check_scans(data)
     return height, width
 
 
 def decode_jpeg(data: bytes | memoryview, size: tuple[int, int], *, divisor: int = 1) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG, without the GIL; None if Pillow is to decode or refuse it.
+    """Return the pixels of a JPEG, without the GIL; None if Pillow should decode or refuse it.
 
     Args:
         data: The file.
-        size: What ``jpeg_size`` returned.
-        divisor: 1, 2, 4 or 8: decode to an image whose sides are shorter by this factor, each pixel about the mean of
-            a square of pixels. A square that is incomplete at the right or at the bottom makes a pixel too. Only for
-            images of 8 pixels a side or more.
+        size: The result of ``jpeg_size``.
+        divisor: 1, 2, 4 or 8: decode to an image whose sides are shorter by this factor. Each pixel is about the mean
+            of a square of pixels; an incomplete square at the right or bottom edge also becomes a pixel. Only for
+            images with sides of 8 pixels or more.
 
     Raises:
-        ValueError: It is damaged or cut, wherever that is.
+        ValueError: It is damaged or cut at any place.
     """
     import simplejpeg
 
-    # It takes the smallest scale n/8 that gives at least this size; below 8 pixels a side, several give the same size.
+    # simplejpeg takes the smallest scale n/8 that gives at least this size; several give the same size if a side has
+    # fewer than 8 pixels.
     height, width = (-(-side // divisor) for side in size) if divisor > 1 else (0, 0)
     try:
         pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
@@ -432,24 +435,24 @@ def _is_grey(data: bytes | memoryview) -> bool:
 
 def _check_scans(data: bytes | memoryview) -> None:
     """Raise if a JPEG has more passes over its pixels than one should need."""
-    # NumPy compares all pairs of bytes, those at even and those at odd places, in a sixth of bytes.count()'s time.
+    # NumPy compares all pairs of bytes, at even and at odd offsets, in a sixth of the time of bytes.count().
     pairs = (np.frombuffer(data, "<u2", (len(data) - first) // 2, first) for first in (0, 1) if len(data) - first > 1)
     if sum(int(np.count_nonzero(some == _SCAN_PAIR)) for some in pairs) <= MAX_SCANS:
         return
-    # Some of these may be in thumbnails and the like.
+    # Some of these markers may belong to thumbnails or other embedded images.
     if sum(marker == _SCAN[1] for marker, _, _ in _jpeg_segments(data)) > MAX_SCANS:
         raise ValueError(f"it is a JPEG of more than {MAX_SCANS} scans, as no encoder makes them")
 
 
 def _check_jpeg_end(data: bytes) -> None:
-    """Raise unless a JPEG has its end marker; with all pixels, Pillow does not always look for it."""
+    """Raise unless a JPEG has its end marker; Pillow does not always check for it once it has all pixels."""
     end = max((end for _, _, end in _jpeg_segments(data)), default=2)
     if not _JPEG_MARKER.search(data, end):
         raise ValueError(f"it is cut: {len(data):,} bytes of a JPEG without an end marker")
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation of a JPEG, from 1 to 8; 1, upright, if it has none.
+    """Return the EXIF orientation of a JPEG, from 1 to 8; 1 (upright) if it has none.
 
     Raises:
         Exception: Whatever Pillow raises on damaged EXIF data.
@@ -472,9 +475,9 @@ def _orientation(exif: Any) -> int:
 
 
 def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield the marker of each segment, and where its content begins and ends; of a scan, that is only its header.
+    """Yield the marker of each segment, and where its content begins and ends; for a scan, only its header counts.
 
-    They are the segments that the decoder finds: it too skips all bytes between a segment's end and the next marker.
+    These are the segments that the decoder finds: it too skips all bytes between a segment's end and the next marker.
     """
     at = 2
     while (found := _JPEG_MARKER.search(data, at)) and found[1] not in (b"\xd8", b"\xd9"):  # another image, the end
@@ -484,10 +487,10 @@ def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a PNG or a WebP, in four fifths of Pillow's time; None if Pillow is to decode or refuse it.
+    """Return the pixels of a PNG or WebP, in four fifths of Pillow's time; None if Pillow should decode or refuse it.
 
-    That is the case without OpenCV, for animated PNGs, of which the two take different images, and for what OpenCV
-    cannot decode: Pillow then says what is wrong.
+    That is the case if OpenCV is not installed, for animated PNGs, where the two choose different frames, and for files
+    that OpenCV cannot decode: Pillow then reports what is wrong.
     """
     if re.match(_MAGICS["Png"], data):
         _check_png(data)
@@ -505,21 +508,21 @@ def _decode_with_opencv(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8] |
 
         flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
         return cast("npt.NDArray[np.uint8] | None", cv2.imdecode(np.frombuffer(data, np.uint8), flags))
-    except (ImportError, AttributeError):  # it is not there, or is older than 4.10
+    except (ImportError, AttributeError):  # it is not installed, or is older than 4.10
         return None
     except cv2.error:
         return None
 
 
 def rgb_of(image: "Image") -> npt.NDArray[np.uint8]:
-    """Return the pixels of a PIL image as ``decode_image`` has them.
+    """Return the pixels of a PIL image in the form that ``decode_image`` returns.
 
     Raises:
-        BitDepthError: It has more than 8 bits a channel.
+        BitDepthError: It has more than 8 bits per channel.
     """
     _check_eight_bits(_bits_of_mode(image.mode), image.mode)
     if "transparency" in image.info and image.mode == "P":
-        image = image.convert("RGBA")  # Pillow warns of the direct way to RGB
+        image = image.convert("RGBA")  # Pillow warns about direct conversion to RGB
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
@@ -530,7 +533,7 @@ def _check_pixels(size: tuple[int, ...], max_pixels: int) -> None:
 
 
 def _check_png(data: bytes) -> None:
-    """Raise unless all chunks are there and the critical ones undamaged; with all rows, Pillow looks at neither."""
+    """Raise unless all chunks are there and the critical ones undamaged; Pillow checks neither if it has all rows."""
     at, kind = 8, b""
     while kind != b"IEND":
         kind = data[at + 4 : at + 8]
@@ -544,11 +547,12 @@ def _check_png(data: bytes) -> None:
 
 
 def _check_gif(data: bytes) -> None:
-    """Raise unless all blocks and the trailer are there; Pillow takes a file that is cut after its first image."""
+    """Raise unless all blocks and the trailer are there; Pillow accepts a file that is cut after its first image."""
     try:
         at = 13 + _palette_bytes(data[10])
         while (kind := data[at]) != 0x3B:  # the trailer
-            # An image has a descriptor of 9 bytes, perhaps a palette, and a byte on its coding; an extension a label.
+            # An image has a descriptor of 9 bytes, an optional palette, and a byte for its code size; an extension has
+            # a label.
             at += 1 + (10 + _palette_bytes(data[at + 9]) if kind == 0x2C else 1)
             while length := data[at]:
                 at += 1 + length
@@ -562,7 +566,7 @@ def _palette_bytes(flags: int) -> int:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Return width and height as the first chunk has them."""
+    """Return the width and height that the first chunk states."""
     kind = data[12:16]
     if kind == b"VP8X":
         return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")

@@ -4,13 +4,13 @@
 
     field                              decoded                                          encoded from
     ---------------------------------  -----------------------------------------------  -----------------------------
-    jpg jpeg png webp gif bmp tif      uint8, (height, width, 3), RGB; or as they say,  uint8 array or PIL image
-      tiff ppm pgm pbm                   see below
+    jpg jpeg png webp gif bmp tif      uint8, (height, width, 3), RGB; or as the field  uint8 array or PIL image
+      tiff ppm pgm pbm                   says, see below
     txt text caption transcript        str, from UTF-8                                  str
-    cls index id count                 int of 64 bits, from decimal digits              int, or what Python takes as one
-    json                               what JSON says                                   what JSON can say
-    jsonl                              a list of that, one of each line                 list or tuple of that
-    npy                                an array                                         what NumPy makes an array of
+    cls index id count                 int of 64 bits, from decimal digits              int, or convertible to one
+    json                               the JSON value                                   what JSON can represent
+    jsonl                              a list of JSON values, one per line              list or tuple of such values
+    npy                                an array                                         what NumPy can make an array of
     npz                                a dict of arrays                                 dict of arrays
     pth                                tensors, and containers of them, on the CPU      the same
     *.gz *.zst                         decompressed, then as the component before says  as the component before says
@@ -19,10 +19,10 @@
 A field may say how it is decoded: ``depth.png:unchanged`` for an image as it is stored, ``jpg:pil`` for a PIL image,
 ``jpg:bytes`` for the bytes in the tar; see ``sample.FieldSelection``.
 
-When a sample is written, bytes are stored as they are, whatever the field, and text as UTF-8. Decoding gives back the
-encoded value, with these exceptions: images become RGB (unless ``:unchanged``), lossy images differ (see
-``encode_image``), JSON has no tuples, which come back as lists, and its keys are text, and arrays come back as arrays
-whatever they were made from. There is no pickle. Every size that a file claims is bounded before it is believed.
+When a sample is written, bytes are stored unchanged, whatever the field, and text is stored as UTF-8. Decoding returns
+the encoded value, with these exceptions: images become RGB (unless ``:unchanged``), lossy images differ (see
+``encode_image``), tuples in JSON come back as lists and its keys as text, and arrays come back as arrays whatever they
+were made from. Pickle is never used. Every size that a file claims is bounded before it is used.
 """
 
 import json
@@ -53,10 +53,10 @@ MAX_PIXELS = (1 << 28) // 3
 MAX_ARRAY_BYTES = 1 << 30
 """The default limit on the bytes of an array, or of all arrays of one field together: 1 GiB."""
 MAX_DECOMPRESSED_BYTES = 1 << 30
-"""The default limit on what a ``gz`` or ``zst`` field may hold: 1 GiB."""
+"""The default limit on the decompressed size of a ``gz`` or ``zst`` field: 1 GiB."""
 
 _COMPRESSED = ("gz", "zst")
-_SHOWN_LEVELS = 20  # of what is in each other, in a message
+_SHOWN_LEVELS = 20  # of nesting, in a message
 _GZIP_LEVEL, _ZST_LEVEL = 6, 3
 _INTEGER = re.compile(rb"\s*[+-]?0*[0-9]{1,19}\s*\Z")
 _MIN_INT, _MAX_INT = -(1 << 63), (1 << 63) - 1
@@ -64,7 +64,7 @@ _COMPONENT = re.compile(r"[^./\s]+\Z")
 
 
 class Codec(NamedTuple):
-    """How the fields of one last component are decoded and encoded; None where only bytes will do."""
+    """How fields with one last component are decoded and encoded; None where they can only be bytes."""
 
     decode: Callable[[bytes], Any] | None
     encode: Callable[[Any], bytes] | None
@@ -76,14 +76,15 @@ _registered: dict[str, Codec] = {}
 def register_codec(
     field: str, *, decode: Callable[[bytes], Any] | None = None, encode: Callable[[Any], bytes] | None = None
 ) -> None:
-    """Use these functions for fields with this last component, in this process, also in place of shardkit's own codec.
+    """Use these functions for fields with this last component in this process, even in place of shardkit's own codec.
 
-    Register before the stream or the pack is made: each takes the codecs with it, also to its worker processes. For
-    those that are spawned the functions must be importable, so not lambdas.
+    Register codecs before you make the stream or call pack: each of them keeps the codecs registered at that moment,
+    and passes them to its worker processes. For spawned workers the functions must be importable, so lambdas do not
+    work.
 
     Args:
-        field: What comes after the field's last dot, such as ``"wav"``; not ``gz`` or ``zst``.
-        decode: Turns bytes into a value. The bytes come from a shard, so they may be damaged or a stranger's.
+        field: The part after the field's last dot, such as ``"wav"``; not ``gz`` or ``zst``.
+        decode: Turns bytes into a value. The bytes come from a shard, so they may be damaged or malicious.
         encode: Turns a value into bytes.
 
     Raises:
@@ -105,7 +106,7 @@ def register_codec(
 
 
 def registered_codecs() -> dict[str, Codec]:
-    """Return the codecs that are registered now, to take them along into another process."""
+    """Return the codecs that are registered now, to pass them to another process."""
     return dict(_registered)
 
 
@@ -114,13 +115,13 @@ class Decoder:
     """Turns the bytes of fields into values. It can be pickled if the registered functions can.
 
     Attributes:
-        images: How images are decoded whose field does not say it: ``"rgb"`` for uint8, (height, width, 3);
-            ``"unchanged"`` for arrays of what is stored; ``"pil"`` for PIL images, loaded, in the mode of the file;
-            ``"bytes"``. ``"numpy"`` is an older word for ``"rgb"``.
-        max_pixels: The most pixels that an image may have.
-        max_array_bytes: The most bytes that the arrays of one field may take.
-        max_decompressed_bytes: The most bytes that a ``gz`` or ``zst`` field may hold.
-        codecs: The registered codecs, by default those that are registered when the decoder is made.
+        images: How images are decoded if their field name does not say it: ``"rgb"`` for uint8, (height, width, 3);
+            ``"unchanged"`` for arrays of the stored pixels; ``"pil"`` for loaded PIL images in the mode of the file;
+            ``"bytes"``. ``"numpy"`` is an older name for ``"rgb"``.
+        max_pixels: The largest permitted number of pixels of an image.
+        max_array_bytes: The largest permitted size of the arrays of one field, in bytes.
+        max_decompressed_bytes: The largest permitted decompressed size of a ``gz`` or ``zst`` field, in bytes.
+        codecs: The registered codecs; by default, those that are registered when the decoder is made.
 
     Raises:
         ArgumentError: An argument is out of range.
@@ -150,13 +151,13 @@ class Decoder:
         """Return the value of one field.
 
         Args:
-            field: Its name; the last component decides the codec. It may name a decoding: ``depth.png:unchanged``.
+            field: Its name; the last component selects the codec. It may name a decoding: ``depth.png:unchanged``.
             data: Its bytes.
             key: The sample, for messages.
             url: The shard, for messages.
 
         Raises:
-            CodecError: The bytes are damaged, not what the field's name says, or exceed a limit. The cause is chained.
+            CodecError: The bytes are damaged, do not match the field's name, or exceed a limit. The cause is chained.
             ArgumentError: The name asks for a decoding that such a field does not have.
         """
         decoding = self.decoding_of(field)
@@ -168,7 +169,7 @@ class Decoder:
             raise undecodable(error, _parsed(field).name, key=key, url=url) from error
 
     def decoding_of(self, field: str) -> str:
-        """Return how a field is decoded: as its name says, else for an image as ``images`` says, else empty.
+        """Return how a field is decoded: as its name says; otherwise, as ``images`` says for an image, or empty.
 
         Raises:
             ArgumentError: The name asks for a decoding that such a field does not have.
@@ -187,7 +188,7 @@ class Decoder:
         return decoding or (self.images if component and not (codec and codec.decode) else "")
 
     def takes_as_image(self, field: str) -> bool:
-        """Return whether a field is an image that becomes an array, so that a transform may decode it itself.
+        """Return whether a field is an image that is decoded to an array, so that a transform may decode it itself.
 
         Example:
             >>> [Decoder().takes_as_image(field) for field in ("seg.png", "png:unchanged", "png:pil", "png.gz")]
@@ -197,10 +198,10 @@ class Decoder:
         return components[-1] not in _COMPRESSED and decoding != "pil" and self.decoding_of(field) not in ("", "bytes")
 
     def decode_sample(self, sample: Sample) -> Sample:
-        """Return the sample with all of its fields decoded. Entries that begin with ``_``, and None, stay as they are.
+        """Return the sample with all of its fields decoded. Entries that begin with ``_``, and None, are not changed.
 
         Raises:
-            CodecError: As ``decode`` does, for the first field that cannot be decoded.
+            CodecError: As from ``decode``, for the first field that cannot be decoded.
 
         Example:
             >>> Decoder().decode_sample({"__key__": "0001", "cls": b"7", "txt": b"seven"})
@@ -227,7 +228,7 @@ class Decoder:
 
 
 def names_image(field: str) -> bool:
-    """Return whether a field's name is that of an image, perhaps a compressed one.
+    """Return whether a field's name denotes an image, possibly a compressed one.
 
     Example:
         >>> names_image("seg.png"), names_image("png.gz"), names_image("cls")
@@ -237,7 +238,7 @@ def names_image(field: str) -> bool:
 
 
 class LightKind(Enum):
-    """Kinds of fields whose values cost next to nothing to decode, so that a whole block is decoded at once.
+    """Kinds of fields that are so cheap to decode that a whole block is decoded at once.
 
     ``NPY`` is an array, ``INT`` a whole number, ``TEXT`` text, ``BYTES`` the bytes themselves.
     """
@@ -249,7 +250,7 @@ class LightKind(Enum):
 
 
 def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
-    """Return which light kind a field is; None for images, containers, compressed and registered fields.
+    """Return the light kind of a field; None for images, containers, compressed and registered fields.
 
     Example:
         >>> light_kind("cls", Decoder()), light_kind("jpg", Decoder()), light_kind("jpg:bytes", Decoder())
@@ -269,7 +270,7 @@ def light_kind(field: str, decoder: Decoder | None) -> LightKind | None:
 
 
 def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecError:
-    """Return the error for a field that cannot be decoded, with what to do about its cause."""
+    """Return the error for a field that cannot be decoded, with advice about its cause."""
     advice = (
         f"write '{field}:unchanged' in fields=, or pass decode=Decoder(images='unchanged')"
         if isinstance(error, BitDepthError)
@@ -284,20 +285,20 @@ def undecodable(error: Exception, field: str, *, key: str, url: str) -> CodecErr
 
 
 def encode(field: str, value: object, *, key: str = "", codecs: Mapping[str, Codec] | None = None) -> bytes:
-    """Return the bytes that a field is stored as.
+    """Return the bytes to store for a field's value.
 
-    Bytes are stored as they are and not checked: a JPEG under ``png``, or plain JSON under ``json.gz``, is not noticed.
-    A str is stored as UTF-8, also under ``json``, where it is taken as JSON text; only a
-    registered codec comes before that.
+    Bytes are stored unchanged and unchecked: a JPEG under ``png``, or plain JSON under ``json.gz``, is not noticed.
+    A str is stored as UTF-8, even under ``json``, where it is taken as JSON text; only a registered codec takes
+    precedence over that.
 
     Args:
-        field: Its name; the last component says how the value is encoded.
-        value: Bytes, a str, or what the codec takes.
+        field: Its name; the last component determines how the value is encoded.
+        value: Bytes, a str, or a value that the codec accepts.
         key: The sample, for messages.
-        codecs: The registered codecs, by default those of this process.
+        codecs: The registered codecs; by default, those of this process.
 
     Raises:
-        CodecError: The value is not what the field can hold. The cause is chained.
+        CodecError: The field cannot hold the value. The cause is chained.
 
     Example:
         >>> encode("cls", 7), encode("tags.json", ["a", "b"])
@@ -350,7 +351,7 @@ _IMAGES: dict[str, Callable[..., Any]] = {"rgb": decode_image, "unchanged": deco
 
 
 class _Field(NamedTuple):
-    """A field as it is asked for. Of an image, ``image`` is the component that says so, even if others follow."""
+    """A field as it was requested. For an image, ``image`` is its image component, even if others follow."""
 
     name: str
     decoding: str
@@ -396,7 +397,7 @@ def _encode_json(value: object) -> bytes:
 
 
 def _find_unencodable(value: object) -> str:
-    """Return where the part of a value is that JSON does not know, as in ``['boxes'][0]``; empty if it is all of it."""
+    """Return the place in a value that JSON cannot represent, such as ``['boxes'][0]``; empty if it is all of it."""
     at = ""
     for _ in range(_SHOWN_LEVELS):
         parts = (
@@ -410,7 +411,7 @@ def _find_unencodable(value: object) -> str:
                 break
         else:
             return at
-    return f"{at}..."  # a list that is in itself has no end
+    return f"{at}..."  # a list that contains itself has no end
 
 
 def _decode_jsonl(data: bytes) -> list[Any]:
@@ -453,7 +454,7 @@ def _place(field: str, key: str, url: str) -> str:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return an error as text, with its type where the message alone would not be clear, as of a KeyError."""
+    """Return an error as text, with its type where the message alone would be unclear, such as that of a KeyError."""
     return (
         str(error) if isinstance(error, ValueError | TypeError | ShardkitError) else f"{type(error).__name__}: {error}"
     )
