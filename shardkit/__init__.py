@@ -1,4 +1,4 @@
-"""Pack training data into tar shards, and stream it back to PyTorch; resumable to the sample, none lost in silence.
+"""Pack training data into tar shards, and stream it back to PyTorch; resumable to the sample, none lost silently.
 
 ::
 
@@ -6,15 +6,15 @@
     photos/dog/2.jpg  -- pack -> train-000001.tar  .parquet -- load -> {"jpg": uint8 (32, 32, 3), "cls": 1}
     ...                          manifest.json                         ...
 
-The packages, in the order of a sample's way; each one's docstring lists its modules::
+The packages, in the order in which a sample passes through them; the docstring of each lists its modules::
 
     errors       everything that shardkit raises on purpose
     hashing      every random choice
     sample       a key and its fields <-> names of members
-    progress     how far long work is
+    progress     how far long work has got
     storage      bytes of any place: local, HTTP, S3, fsspec; ranges and retries
     codecs       a field's value <-> bytes; images; compressed formats
-    transforms   decoded fields -> what training wants: crops, resizing, adapters
+    transforms   decoded fields -> what training needs: crops, resizing, adapters
     format       members, shards, their indexes, the manifest
     order        the order of an epoch: arithmetic, without I/O
     reading      shards -> samples: forward, by block, by number; caches, filters
@@ -24,7 +24,7 @@ The packages, in the order of a sample's way; each one's docstring lists its mod
     inspection   what is in a dataset, whether it is whole, how well it is shuffled
     cli          the command line
     testing      whether a loader resumes anywhere
-    webdataset   webdataset's pipelines over our reader
+    webdataset   webdataset's pipelines over shardkit's reader
 """
 
 from importlib import import_module
@@ -117,15 +117,15 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Names whose modules import torch are found when they are first asked for, so that `import shardkit` is quick. The rest
-# is imported above: a function that is named as its module would else be hidden by it.
+# Names whose modules import torch are looked up at their first use, so that `import shardkit` is quick. The others are
+# imported above: otherwise a module would hide the function of the same name.
 _LAZY = {  # name -> module
     "ShardSampler": "shardkit.loading.sampler",
     "ShardStream": "shardkit.loading.stream",
     "StreamWarning": "shardkit.loading.stream",
 }
 
-if not TYPE_CHECKING:  # a type checker that sees __getattr__ believes in every name
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts every name
 
     def __getattr__(name: str) -> object:
         if name not in _LAZY:

@@ -20,18 +20,18 @@ _END = object()
 
 
 class ResumableLoader(Protocol):
-    """A loader of which each ``iter()`` is an epoch, and which has a state: ``ShardLoader``, ``StatefulDataLoader``."""
+    """A loader with a state, whose every ``iter()`` is an epoch: ``ShardLoader``, ``StatefulDataLoader``."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or resume the one of a loaded state."""
+        """Begin the next epoch, or resume the epoch of a loaded state."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the loader's place."""
+        """Return the loader's position."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Let the next ``iter()`` resume there."""
+        """Let the next ``iter()`` resume at that position."""
         ...
 
 
@@ -42,23 +42,24 @@ def assert_resumes_anywhere(
     epochs: int = 2,
     max_stops: int = 64,
 ) -> None:
-    """Check that a loader that is stopped between any two batches, and resumed in a new one, resumes exactly there.
+    """Check that a new loader, given the state of one that was stopped between any two batches, resumes exactly there.
 
     A loader that is not stopped gives the expected batches. Then other loaders are stopped: before they begin; after 0,
-    1, 2, ... batches; after the last batch, before and after the end of the epoch is noticed. Each state goes through
-    JSON into a new loader, which must give the rest of that epoch and all epochs after it: the same values in the same
-    order. Resumed loaders are stopped again after their first batch, and resumed once more.
+    1, 2, ... batches; after the last batch, both before and after the loader reaches the end of the epoch. Each state
+    goes through JSON into a new loader, which must give the rest of that epoch and all later epochs: the same values in
+    the same order. Resumed loaders are stopped again after their first batch, and resumed once more.
 
     Args:
         make_loader: Returns a new loader, always with the same settings.
-        resume_with: Returns the loaders that resume, if these must have other settings: other workers, or another batch
-            size. Then only the samples' keys (``__key__``) are compared, in order.
+        resume_with: Returns the loaders that resume, if they must have other settings: another number of workers, or
+            another batch size. Then only the samples' keys (``__key__``) are compared, in order.
         epochs: How many epochs are compared, at least 1.
-        max_stops: How many stops are tried at most. If there are more, they are chosen by a fixed hash, with the first
-            and the last among them.
+        max_stops: The largest number of stops that are tried. If there are more, they are chosen by a fixed hash; the
+            first and the last are always included.
 
     Raises:
-        AssertionError: The loader does not resume there. The message says where it was stopped and what came instead.
+        AssertionError: The loader does not resume there. The message says where it was stopped and what it returned
+            instead.
         ArgumentError: An argument is out of range.
 
     Example:
@@ -99,16 +100,16 @@ def assert_resumes_anywhere(
 class _Stopped(NamedTuple):
     where: str
     state: dict[str, Any]
-    rest: list[list[Any]]  # what is expected of the epoch that the next iter() is, and of those after it
+    rest: list[list[Any]]  # the batches expected from the next iter(), and from all later epochs
 
 
 def _stop(loader: ResumableLoader, expected: list[list[Any]], epoch: int, count: int | None) -> _Stopped:
-    """Stop a new loader after ``count`` batches of an epoch, or with None before it begins; then let it go on."""
+    """Stop a new loader after ``count`` batches of an epoch, or before it begins if None; then let it continue."""
     for _ in range(epoch):
         for _ in loader:
             pass
     iterator = iter(()) if count is None else iter(loader)
-    taken = list(islice(iterator, count))  # one more than there are batches: the end is noticed
+    taken = list(islice(iterator, count))  # asking for one more than there are reaches the end
     where = "stopped before it began" if count is None else f"stopped after {len(taken)} batches of epoch {epoch}"
     rest = [expected[epoch][len(taken) :], *expected[epoch + 1 :]]
     if len(taken) < (count or 0):
@@ -124,7 +125,7 @@ def _stop(loader: ResumableLoader, expected: list[list[Any]], epoch: int, count:
 
 
 def _through_json(state: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a state that went through JSON. It must be the same."""
+    """Return a state after a round trip through JSON. It must be the same."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
@@ -152,7 +153,7 @@ def _compare(found: Iterable[Any], expected: Sequence[Any], where: str, *, by_ke
             raise AssertionError(f"{where}: {number} {unit} came, expected {len(expected)}")
         if not _equal(one, other):
             raise AssertionError(f"{where}: of its {unit}, number {number} is {_short(one)}, expected {_short(other)}")
-    one = next(iterator, _END)  # one more is enough to know: it may never end
+    one = next(iterator, _END)  # check for only one more: there may be no end
     if one is not _END:
         raise AssertionError(f"{where}: more than {len(expected)} {unit} came, the next is {_short(one)}")
 
@@ -165,7 +166,7 @@ def _keys(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Compare values of batches, tensors and arrays among them, to the last bit; NaN equals itself."""
+    """Compare values of batches, including tensors and arrays, bit by bit; NaN equals itself."""
     import torch
 
     if type(one) is not type(other):

@@ -1,17 +1,17 @@
-"""webdataset's pipelines over shardkit's strict reader, for those who come from webdataset.
+"""webdataset's pipelines over shardkit's strict reader, for users of webdataset.
 
-One import changes::
+Only one import changes::
 
     from shardkit.webdataset import WebDataset
 
     dataset = WebDataset("train-{000..127}.tar", shardshuffle=100).shuffle(1000).decode("rgb").to_tuple("jpg", "cls")
     loader = webdataset.WebLoader(dataset.batched(32), batch_size=None, num_workers=4)
 
-The stages are webdataset's own. What comes in front of them is not: samples are read by ``ShardStream``, so that damage
-is an error and never a shorter shard, every shard is read by one worker of one rank, and every epoch has another order
-of shards, the same again for the same seed.
+The stages are webdataset's own, but their source is not: samples are read by ``ShardStream``. So damage is an error and
+never a shorter shard, every shard is read by one worker of one rank, and every epoch has a different order of shards,
+which is the same again for the same seed.
 
-Or replace all of webdataset. This is what to write instead::
+You can also replace webdataset entirely. This is what to write instead::
 
     webdataset                                     shardkit
     ---------------------------------------------  ---------------------------------------------------------------------
@@ -21,22 +21,22 @@ Or replace all of webdataset. This is what to write instead::
     .decode("pil")                                 decode=Decoder(images="pil")
     .to_tuple("jpg;png", "cls"), .rename(...)      fields={"image": "jpg;png", "label": "cls"}
     .map(f), .map_dict(jpg=f)                      transform=f, transform={"jpg": f}
-    random numbers in .map(f)                      a parameter rng of the transform: the same numbers with any workers
+    random numbers in .map(f)                      a parameter rng of the transform: the same for any number of workers
     .select(predicate)                             pack(ShardSource(urls, filter=predicate), ...)
     .batched(32, partial=False)                    batch_size=32, drop_last=True
-    handler=wds.warn_and_continue                  on_error="skip", max_skipped=100; they are counted in stream.skipped
-    nodesplitter=, workersplitter=, empty_check=   nothing: a stream always deals its shards to ranks and workers, and
-                                                   a worker without shards ends
-    resampled=True, .with_epoch(n),                ShardLoader(dataset, batch_size): every sample once, equally many
-      .with_length(n)                              batches on every rank, an exact len()
-    seed=, detshuffle=True                         seed=, set_epoch(n): an order follows from seed and epoch
+    handler=wds.warn_and_continue                  on_error="skip", max_skipped=100; stream.skipped counts them
+    nodesplitter=, workersplitter=, empty_check=   nothing: a stream always divides its shards among ranks and workers,
+                                                   and a worker without shards ends
+    resampled=True, .with_epoch(n),                ShardLoader(dataset, batch_size): every sample once, the same number
+      .with_length(n)                              of batches on every rank, an exact len()
+    seed=, detshuffle=True                         seed=, set_epoch(n): seed and epoch determine the order
     wds.ShardWriter(pattern, maxsize=, maxcount=)  ShardWriter(folder, shard_bytes=, shard_samples=), or pack
     wds.WebLoader, DataLoader                      ShardLoader; for streams the same as before, with batch_size=None
                                                    if the stream makes the batches
     wids.ShardListDataset(json)                    ShardDataset(folder)
     wids.DistributedChunkedSampler                 ShardSampler(dataset, batch_size)
 
-What is read from a shard is what webdataset reads, but for these deviations, each of which a test shows:
+shardkit reads from a shard what webdataset reads, with these deviations, each of which is shown by a test:
 
 - files whose names begin with a dot are skipped in every folder, not only at the top
 - files named ``__x__``, and files in folders of such names, are skipped in every folder, not only at the top
@@ -82,7 +82,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _NESTED_VARIABLES = 10  # webdataset stops there, too
 _NODE_SPLITTERS = (wds.split_by_node, wds.shardlists.single_node_only)
 
-# What webdataset takes and this does not, and what to do instead.
+# Arguments that webdataset accepts but this class does not, and what to do instead.
 _INSTEAD = {
     "cache_dir": "shards are not cached here; copy them to a local disk first, and leave it out",
     "cache_size": "shards are not cached here; leave it out",
@@ -101,32 +101,34 @@ _INSTEAD = {
 class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # webdataset has no types: both are Any
     """webdataset's ``WebDataset`` over shardkit's reader: the same stages, damage is an error, epochs differ.
 
-    A ``ShardStream`` of bytes is the source, all else is webdataset's: ``shuffle decode to_tuple map select batched``
-    and the other stages, ``with_epoch``, ``repeat``, ``WebLoader``. Shards are always divided among ranks and workers.
-    Every iteration is the next epoch; ``with_epoch(n)`` and ``repeat()`` too begin a new one when they begin again.
+    A ``ShardStream`` of bytes is the source; everything else is webdataset's: ``shuffle decode to_tuple map select
+    batched`` and the other stages, ``with_epoch``, ``repeat``, ``WebLoader``. Shards are always divided among ranks and
+    workers. Every iteration is the next epoch; ``with_epoch(n)`` and ``repeat()`` also begin a new epoch each time that
+    they start over.
 
-    The stage ``.decode()`` stays webdataset's: it unpickles the fields ``pyd pickle pkl pth``, and a
-    pickle can run any program. ``ShardStream`` never unpickles. Its samples lack only ``__local_path__``.
+    The stage ``.decode()`` is still webdataset's: it unpickles the fields ``pyd pickle pkl pth``, and a pickle can run
+    any program. ``ShardStream`` never unpickles. Its samples lack only ``__local_path__``.
 
     Args:
-        urls: As for ``ShardStream``, and also joined by ``::``. In text, ``${NAME}`` is the environment variable
-            ``WDS_NAME``. A folder is one dataset and is not watched, and pipes and commands are not run.
-        handler: webdataset's word for ``on_error``: ``reraise_exception``, ``warn_and_continue`` or
+        urls: As for ``ShardStream``; they may also be joined by ``::``. In text, ``${NAME}`` is replaced by the
+            environment variable ``WDS_NAME``. A folder is one dataset and is not watched, and pipes and commands are
+            not run.
+        handler: webdataset's name for ``on_error``: ``reraise_exception``, ``warn_and_continue`` or
             ``ignore_and_continue``.
-        shardshuffle: True or a number to bring the shards into another order every epoch, all of them whatever the
-            number; samples are shuffled by the stage ``.shuffle(1000)``.
+        shardshuffle: True or a number to reorder the shards every epoch. All shards are shuffled, whatever the number;
+            samples are shuffled by the stage ``.shuffle(1000)``.
         seed: The key of the shards' order.
-        open_shards: How many shards at a time are read in turns if shards are shuffled. One after the other as
-            webdataset by default; with 4, the stage ``.shuffle`` mixes samples of 4 shards.
-        fields: What to read, everything by default: as for ``ShardStream``. A field that says how it is decoded, as
-            ``depth.png:unchanged``, is decoded here; ``.decode(..., partial=True)`` then leaves it as it is.
-        on_error: ``"skip"`` leaves out the rest of damaged shards and logs it; see ``skipped``. This is about reading:
-            the stages have handlers of their own.
+        open_shards: How many shards at a time are read in turn if shards are shuffled. By default they are read one
+            after the other, as in webdataset; with 4, the stage ``.shuffle`` mixes samples of 4 shards.
+        fields: What to read, by default everything; as for ``ShardStream``. A field that says how it is decoded, such
+            as ``depth.png:unchanged``, is decoded here; ``.decode(..., partial=True)`` then leaves it unchanged.
+        on_error: ``"skip"`` leaves out the rest of damaged shards and logs this; see ``skipped``. It applies only to
+            reading: the stages have their own handlers.
         max_skipped: How many shards and samples an epoch may leave out.
         storage_options: Passed to the storage.
-        nodesplitter: Only what happens anyway: ``split_by_node``, ``single_node_only``.
-        workersplitter: Only what happens anyway: ``split_by_worker``.
-        detshuffle: Makes no difference: the shards' order always follows from seed and epoch.
+        nodesplitter: Only functions that ask for the default behaviour: ``split_by_node``, ``single_node_only``.
+        workersplitter: Only the function that asks for the default behaviour: ``split_by_worker``.
+        detshuffle: Has no effect: seed and epoch always determine the shards' order.
         mode, resampled, repeat, cache_dir, cache_size, url_to_name, select_files, rename_files, empty_check, verbose:
             Refused unless they are None or False; the error says what to use.
 
@@ -145,7 +147,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
         [('hello', 1)]
     """
 
-    def __init__(  # noqa: PLR0913 - half of them are webdataset's, so that only an import has to change
+    def __init__(  # noqa: PLR0913 - half are webdataset's, so that only an import has to change
         self,
         urls: str | PathLike[str] | Sequence[str | PathLike[str]],
         handler: Callable[[Exception], bool] | None = None,
@@ -200,7 +202,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
         super().__init__(source)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, and those after it the following ones. It is not needed.
+        """Make the next iteration this epoch, and later iterations the following epochs. Calling it is optional.
 
         Args:
             epoch: From 0.
@@ -212,7 +214,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
 
     @property
     def skipped(self) -> Skipped:
-        """The samples and shards that reading left out so far in the epoch that began last, over all workers."""
+        """The samples and shards that reading has left out so far in the latest epoch, over all workers."""
         return self._source.skipped
 
     @property
@@ -228,10 +230,10 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
 
 
 def _expand_variables(urls: str) -> str:
-    """Return text with environment variables put in, as webdataset does: ``${NAME}`` is that of ``WDS_NAME``.
+    """Return text with variables expanded, as webdataset does: ``${NAME}`` is the environment variable ``WDS_NAME``.
 
     Raises:
-        ArgumentError: There is no such variable, or one leads back to itself.
+        ArgumentError: There is no such variable, or a variable refers to itself.
     """
     for _ in range(_NESTED_VARIABLES):
         names: set[str] = set(_VARIABLE.findall(urls))

@@ -1,7 +1,7 @@
-"""Transforms of albumentations and torchvision -> transforms that give the same for the same seed, epoch and position.
+"""Transforms of albumentations and torchvision, with results that depend only on seed, epoch and position.
 
-By themselves they do not if several threads call them: they draw from one generator, in whatever order the threads
-arrive. Here each thread has its own copy, and what a call draws depends on its ``rng`` alone.
+By themselves, they are not repeatable if several threads call them: they draw from one generator, in whatever order the
+threads arrive. Here each thread has its own copy, and the random numbers of a call depend only on its ``rng``.
 """
 
 import copy
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Albumentations:
-    """A transform of albumentations 2 or later, or of AlbumentationsX, that is repeatable.
+    """A repeatable version of a transform of albumentations 2 or later, or of AlbumentationsX.
 
-    For a field, as in ``transform={"image": Albumentations(...)}``, it gets the field's value as ``image``. For several
-    fields, as in ``{("image", "mask"): ...}``, or as a function of the sample, it gets all of them under their names,
-    which are to be those of albumentations' targets: image, mask, bboxes, keypoints, ... Fields that are None are left
-    out, and stay None.
+    For one field, as in ``transform={"image": Albumentations(...)}``, it gets the field's value as ``image``. For
+    several fields, as in ``{("image", "mask"): ...}``, or as a function of the sample, it gets all of them under their
+    names, which must be those of albumentations' targets: image, mask, bboxes, keypoints, ... Fields that are None are
+    left out, and stay None.
 
     Args:
-        transform: The transform, as ``albumentations.Compose([...])``. It is copied, and never called itself.
+        transform: The transform, such as ``albumentations.Compose([...])``. It is copied; only copies are called.
 
     Raises:
         ArgumentError: It has no ``set_random_state``, by which its random numbers are chosen.
@@ -55,14 +55,14 @@ class Albumentations:
         self._copies = _Copies(transform)
 
     def __call__(self, image: Any, rng: Rng) -> Any:
-        """Return the transformed image, or the dict of what was transformed together.
+        """Return the transformed image, or the dict of targets that were transformed together.
 
         Args:
             image: uint8, (height, width, 3); or a dict of targets.
-            rng: Decides all that is random.
+            rng: The source of all random numbers.
         """
         transform = self._copies.own()
-        generator = random.Random(rng.bits())  # noqa: S311 - of an augmentation
+        generator = random.Random(rng.bits())  # noqa: S311 - for an augmentation
         transform.set_random_state(np.random.default_rng(rng.bits()), generator)
         if not isinstance(image, Mapping):
             return transform(image=image)["image"]
@@ -71,22 +71,22 @@ class Albumentations:
 
 
 class Torchvision:
-    """A transform of torchvision, of its v2, that is repeatable.
+    """A repeatable version of a transform of torchvision's v2.
 
-    For a field it gets its value; for several, or as a function of the sample, a dict of them. Images that are arrays
-    become uint8 tensors with the channels first, which share their memory; such tensors become arrays again when they
-    come back, so that batches are as without an adapter, and anything else stays as it is.
+    For one field it gets the field's value; for several, or as a function of the sample, a dict of their values. Images
+    that are arrays become uint8 tensors with the channels first, which share the arrays' memory. Such tensors in the
+    result become arrays again, so that batches have the same types as without an adapter. Other values are not changed.
 
-    Random numbers of torch come from a generator of this thread and this call; torch's own generator is left alone.
-    Those of Python and NumPy are not controlled: torchvision's v2 does not use them.
+    torch's random numbers come from a generator that belongs to this thread and this call; torch's global generator is
+    not used. The generators of Python and NumPy are not controlled: torchvision's v2 does not use them.
 
     Args:
-        transform: The transform, as ``torchvision.transforms.v2.Compose([...])``. It is copied, and never called
-            itself.
-        nearest: Of several fields, those that are masks, whose pixels are never mixed.
+        transform: The transform, such as ``torchvision.transforms.v2.Compose([...])``. It is copied; only copies are
+            called.
+        nearest: Those of several fields that are masks, whose pixels are never mixed.
 
     Raises:
-        ArgumentError: It cannot be called, or ``nearest`` is no sequence of names.
+        ArgumentError: It cannot be called, or ``nearest`` is not a sequence of names.
 
     Example:
         >>> import numpy as np, torch
@@ -103,14 +103,14 @@ class Torchvision:
         self._nearest = frozenset(check_texts("nearest", nearest))
 
     def __call__(self, image: Any, rng: Rng) -> Any:
-        """Return the transformed image, or the dict of what was transformed together.
+        """Return the transformed image, or the dict of values that were transformed together.
 
         Args:
             image: uint8, (height, width, 3), a tensor or a PIL image; or a dict of these and others.
-            rng: Decides all that is random.
+            rng: The source of all random numbers.
 
         Raises:
-            ArgumentError: The transform draws through a function of torch that takes no generator.
+            ArgumentError: The transform draws through a torch function that does not take a generator.
         """
         transform = self._copies.own()
         with _keyed_randomness(rng.bits()):
@@ -120,7 +120,7 @@ class Torchvision:
         return {name: _as_array(made[name]) if name in made else value for name, value in image.items()}
 
     def _wrapped(self, name: str, value: Any) -> Any:
-        """Return a value as one of torchvision's types, which say how it is transformed."""
+        """Return a value as one of torchvision's types, which determine how it is transformed."""
         from torchvision import tv_tensors
 
         if name in self._nearest and isinstance(value, np.ndarray):
@@ -130,7 +130,7 @@ class Torchvision:
 
 
 class _Copies:
-    """A transform, and a copy of it for every thread: what it notes while it runs is not shared."""
+    """A transform, and a copy of it for every thread, so that threads do not share its internal state."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -151,7 +151,7 @@ def _fields(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Return an image as a tensor, (3, height, width), and any other value as it is."""
+    """Return an image as a tensor, (3, height, width), and any other value unchanged."""
     import torch
 
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.shape[2:] != (3,):
@@ -170,7 +170,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _keyed_randomness(key: int) -> "AbstractContextManager[Any]":
-    """Return a context in which this thread's random numbers of torch follow from a key."""
+    """Return a context in which a key determines torch's random numbers in this thread."""
     import torch
 
     mode: AbstractContextManager[Any] = _mode()(torch.Generator().manual_seed(key))
@@ -183,7 +183,7 @@ def _mode() -> type[Any]:
     from torch.overrides import TorchFunctionMode
 
     class KeyedRandomness(TorchFunctionMode):
-        """Gives a generator to every function of torch that draws and was not given one; in this thread alone."""
+        """In this thread, passes a generator to every torch function that draws and was called without one."""
 
         def __init__(self, generator: torch.Generator) -> None:
             super().__init__()
@@ -200,15 +200,15 @@ def _mode() -> type[Any]:
 
 @cache
 def _draws(func: Any) -> bool:
-    """Return whether a function of torch draws random numbers.
+    """Return whether a torch function draws random numbers.
 
     Raises:
-        ArgumentError: It does, and there is no way to tell it which.
+        ArgumentError: It does, but it takes no generator.
     """
     import torch
 
     operator: Any = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
-    names = operator.overloads() if hasattr(operator, "overloads") else ()  # __eq__ and its like are no operators there
+    names = operator.overloads() if hasattr(operator, "overloads") else ()  # __eq__ and the like are no operators there
     overloads = [getattr(operator, name) for name in names]
     if not any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
         return False

@@ -1,9 +1,9 @@
-"""What was read -> what a training loop gets: fields picked and decoded, and the user's function called.
+"""The fields of a sample -> what a training loop gets: picked and decoded fields, after the user's function.
 
 A function with a parameter named ``rng`` gets an ``Rng`` whose key belongs to one sample of one epoch. So its random
-numbers depend on neither threads nor processes, nor on earlier numbers.
+numbers do not depend on threads, on processes or on earlier numbers.
 
-Where an image transform comes first for a field, the field is not decoded before: the transform does it.
+If the first function for a field is an image transform, the field is not decoded beforehand: the transform decodes it.
 """
 
 import inspect
@@ -22,9 +22,9 @@ from shardkit.transforms.rng import Rng
 
 
 class FieldFunctions(Protocol):
-    """A mapping of functions: of single fields' values by their names, of dicts of several by tuples of names.
+    """A mapping to functions: names to functions of single values, tuples of names to functions of dicts of values.
 
-    To type checkers it is whatever has such items: a ``Mapping`` of names alone is no ``Mapping`` of names or tuples.
+    It is a protocol because, for type checkers, a ``Mapping`` from names is not a ``Mapping`` from names or tuples.
     """
 
     def items(self) -> AbstractSet[tuple[str | tuple[str, ...], Callable[..., Any]]]:
@@ -33,11 +33,11 @@ class FieldFunctions(Protocol):
 
 
 _AS_THEY_SAY = Decoder()
-"""Decodes the fields that say how, where all others stay bytes."""
+"""Decodes only the fields that say how they are decoded; all others stay bytes."""
 
 
 class FieldFunction:
-    """A user's function of a field's value, or of a dict of the values of several.
+    """A user's function of one field's value, or of a dict of several fields' values.
 
     Attributes:
         names: The fields.
@@ -54,7 +54,7 @@ class FieldFunction:
         self.takes_rng = _takes_rng(function)
 
     def __call__(self, sample: Sample, rng: Rng | None, outs: Mapping[str, Pixels] | None) -> None:
-        """Put what the function returns into a sample, in place of what it was given."""
+        """Call the function on its fields of a sample, and replace their values with the result."""
         values = {name: sample[name] for name in self.names}
         if isinstance(self.function, ImageTransform):
             sample.update(self.function.apply(values, rng, outs))
@@ -74,12 +74,12 @@ class FieldFunction:
 class Transform:
     """A user's ``transform`` argument: a function of the sample, or functions of fields, or nothing.
 
-    It is true if there is something to call. It can be pickled if the functions can.
+    It is true if there is a function to call. It can be pickled if the functions can.
 
     Attributes:
         needs_rng: Whether a function has a parameter named ``rng``, so that a call needs one.
         is_of_sample: Whether it is a function of the sample.
-        functions: Else, the functions of fields, in the order in which they are called.
+        functions: If not, the functions of fields, in the order in which they are called.
 
     Example:
         >>> flip = Transform.parse({"text": lambda text, rng: text[::-1] if rng.random() < 0.5 else text})
@@ -97,10 +97,10 @@ class Transform:
 
     @classmethod
     def parse(cls, transform: Callable[..., Any] | FieldFunctions | None) -> "Transform":
-        """Return what an argument means.
+        """Return the transform that an argument stands for.
 
         Args:
-            transform: A function of a sample, which returns what takes its place; a mapping of names of fields to
+            transform: A function of a sample, which returns its replacement; a mapping of names of fields to
                 functions of their values, or of tuples of names to functions of dicts of their values; or None.
 
         Raises:
@@ -113,10 +113,10 @@ class Transform:
         return cls(None, (FieldFunction(fields, function) for fields, function in transform.items()))
 
     def check_names(self, known: Collection[str]) -> None:
-        """Check that samples with these fields have those that functions are for.
+        """Check that every field with a function is one of these fields.
 
         Raises:
-            ArgumentError: There is a function for another one.
+            ArgumentError: There is a function for another field.
 
         Example:
             >>> Transform.parse({"imgae": abs}).check_names(["image", "label", "__key__"])
@@ -133,18 +133,18 @@ class Transform:
         return self.is_of_sample or bool(self.functions)
 
     def __call__(self, sample: Sample, rng: Rng | None = None, outs: Mapping[str, Pixels] | None = None) -> Any:
-        """Return what the transform makes of a sample, which it may change. A field that is None stays None.
+        """Return the result of the transform for a sample, which it may modify. A field that is None stays None.
 
         Args:
             sample: The sample.
             rng: For functions that need one.
-            outs: Where image transforms write to, by the names of the fields, if the result is uint8 and of that shape,
-                and nothing sees it after them.
+            outs: Arrays by field name. An image transform writes its result into the array of its field if the result
+                is uint8 and has that shape, and no later function gets it.
 
         Raises:
             SampleError: A field that has a function is missing.
             ArgumentError: A function raised StopIteration.
-            CodecError: A pending image cannot be decoded; ``was_undecodable`` tells this from an error of a function.
+            CodecError: A pending image cannot be decoded; ``was_undecodable`` distinguishes it from a function's error.
             Exception: Whatever a function raises, with a note that names the sample and the field.
         """
         names: Sequence[str] = ()
@@ -156,12 +156,12 @@ class Transform:
                 names = function.names
                 if missing := [name for name in names if name not in sample]:
                     break
-                # What another function has still to see must not lie where that function's own result goes.
+                # The input of a later function must not be in the memory that receives that function's result.
                 own = {name: out for name, out in (outs or {}).items() if self._last.get(name) is function}
                 function(sample, rng, own)
             else:
                 return sample
-        except StopIteration as error:  # a loop over samples would end there, and not say that the rest is missing
+        except StopIteration as error:  # a loop over samples would end there silently, without the rest
             raise ArgumentError(
                 f"{_place(sample, *names)}: transform= raised StopIteration, which would be taken for the end of "
                 "the data; give next() a default, or raise another error"
@@ -182,7 +182,7 @@ def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -
     """Return the fields that ``decode_fields`` may leave undecoded, because an image transform gets them first.
 
     Args:
-        transforms: The transforms that are called with the sample, in this order.
+        transforms: The transforms that are called with the sample, in order.
         decoder: Decodes the fields.
     """
     if decoder is None:
@@ -193,7 +193,7 @@ def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -
             break
         for one in transform.functions:
             for name in one.names:
-                # A mask as a PIL image has the numbers of its classes; decoded here, it would have their colours.
+                # A mask as a PIL image contains class numbers; decoded here, it would contain their colours.
                 is_taken = isinstance(one.function, ImageTransform) and not (
                     decoder.images == "pil" and name in one.function.nearest
                 )
@@ -201,11 +201,11 @@ def undecoded_fields(transforms: Iterable[Transform], decoder: Decoder | None) -
     return frozenset(name for name, is_taken in found.items() if is_taken)
 
 
-def parse_decode(decode: bool | Decoder, selection: FieldSelection) -> Decoder | None:  # noqa: FBT001 - it is a user's
-    """Return the decoder that a ``decode`` argument means; None keeps the bytes of fields that do not say otherwise.
+def parse_decode(decode: bool | Decoder, selection: FieldSelection) -> Decoder | None:  # noqa: FBT001 - the user's
+    """Return the decoder for a ``decode`` argument; None keeps the bytes of fields that do not say how to decode them.
 
     Raises:
-        ArgumentError: It is neither True, False nor a decoder; or a field cannot be decoded as the selection says.
+        ArgumentError: It is not True, False or a decoder; or a field cannot be decoded as the selection says.
     """
     if not isinstance(decode, bool | Decoder):
         raise ArgumentError(f"decode is {decode!r}, expected True, False or a Decoder, as Decoder(images='pil')")
@@ -221,10 +221,10 @@ def decode_fields(
     """Return the picked fields under their new names, decoded as their stored names say; reserved entries are kept.
 
     Args:
-        sample: Bytes of fields, or views of them. Values of index columns that are in ``__columns__`` come out beside
-            the fields.
+        sample: Bytes of fields, or views of them. Values of index columns in ``__columns__`` are returned with the
+            fields.
         selection: What to pick.
-        decoder: None keeps the bytes of fields that the selection does not say how to decode.
+        decoder: None keeps the bytes of fields for which the selection does not say how to decode them.
         undecoded: Fields, by their new names, that become pending images if they are images; see ``undecoded_fields``.
 
     Raises:
@@ -261,7 +261,7 @@ def decode_fields(
 
 
 def was_undecodable(sample: object, error: BaseException) -> bool:
-    """Return whether a transform's error is that a pending image of the sample cannot be decoded."""
+    """Return whether a transform failed because a pending image of the sample cannot be decoded."""
     values = sample.values() if isinstance(sample, Mapping) else ()
     return any(isinstance(value, PendingImage) and value.error is error for value in values)
 
@@ -271,7 +271,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
         return False  # the user gave it one
     try:
         parameter = inspect.signature(function).parameters.get("rng")
-    except (TypeError, ValueError):  # some of what is written in C has no signature
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return False
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 

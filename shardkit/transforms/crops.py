@@ -1,12 +1,12 @@
 """Images -> images of one size: a box cut out, resized and mirrored, for batches.
 
-A transform takes decoded images, and images that are not decoded yet. Datasets, loaders and streams give it the latter,
-so that an image is decoded once it is known which part of it is needed, and in what size, and is written straight to
-its place in the batch:
+A transform accepts decoded images and images that are not yet decoded. Datasets, loaders and streams pass the latter,
+so that an image is decoded only when the needed part and size are known, and is written directly to its place in the
+batch:
 
 ::
 
-    bytes -- height and width --> box, mirrored or not -- decoded, smaller where that is enough --> resized into a row
+    bytes -- height and width --> box, mirrored or not -- decoded, smaller if that is enough --> resized into a row
 """
 
 import math
@@ -22,11 +22,11 @@ from shardkit.transforms.image_source import ArraySource, Box, PendingImage, Sha
 from shardkit.transforms.resize import Pixels, resize_linear, resize_nearest
 from shardkit.transforms.rng import Rng
 
-_TRIES = 10  # boxes that are drawn before the middle is taken, as in torchvision
+_TRIES = 10  # attempts to draw a box before the middle is used, as in torchvision
 
 
 class ImageTransform:
-    """What the transforms of this module have in common.
+    """The common base of this module's transforms.
 
     Attributes:
         nearest: The fields whose pixels are never mixed.
@@ -54,19 +54,19 @@ class ImageTransform:
         return (*self._shape, 3)
 
     def __call__(self, image: Any, rng: Rng | None = None) -> Any:
-        """Return an image of the size asked for; or, of a dict of images, a dict of them, all cut and mirrored alike.
+        """Return an image of the requested size; for a dict of images, a dict of them, all cut and mirrored alike.
 
         Args:
             image: uint8, (height, width, 3), or a PIL image; or several, by the names of their fields, all of the same
-                height and width. What ``nearest`` names may be an array of any type. None stays None.
-            rng: Draws what is random.
+                height and width. A field in ``nearest`` may be an array of any type. None stays None.
+            rng: The source of all random numbers.
 
         Returns:
-            uint8, (height, width, 3); of an array that ``nearest`` names, an array of its type.
+            uint8, (height, width, 3); for an array that ``nearest`` names, an array of its type.
 
         Raises:
-            ArgumentError: It is no such image, several images have different sizes, a name in ``nearest`` is not there,
-                or ``rng`` is missing.
+            ArgumentError: It is not such an image, several images have different sizes, a name in ``nearest`` is not
+                there, or ``rng`` is missing.
         """
         if isinstance(image, Mapping):
             return self.apply(image, rng)
@@ -76,20 +76,20 @@ class ImageTransform:
     def decode_into(
         self, data: bytes | memoryview, out: Pixels, rng: Rng | None = None, *, max_pixels: int = MAX_PIXELS
     ) -> None:
-        """Decode an image file and write the result where it is to be, mostly without the GIL.
+        """Decode an image file and write the result into ``out``, mostly without the GIL.
 
-        The result is that of decoding first and transforming then, with the same random numbers, except for a grey
-        level or two where a large JPEG is decoded smaller.
+        The result is the same as if the image were first decoded and then transformed with the same random numbers,
+        except for a difference of one or two grey levels if a large JPEG is decoded smaller.
 
         Args:
             data: The file.
             out: uint8, of the shape ``out_shape``, contiguous.
-            rng: Draws what is random.
-            max_pixels: The most pixels that the image may have.
+            rng: The source of all random numbers.
+            max_pixels: The largest permitted number of pixels.
 
         Raises:
             ArgumentError: ``out`` has another type or shape or is not contiguous, or ``rng`` is missing.
-            ValueError: It is no image, is damaged or cut, or claims too many pixels. ``out`` may be written to in part.
+            ValueError: It is not an image, is damaged or cut, or claims too many pixels. ``out`` may be partly written.
             Exception: Whatever Pillow raises on a damaged file.
         """
         if out.dtype != np.uint8 or out.shape != self.out_shape or not out.flags.carray:
@@ -107,9 +107,9 @@ class ImageTransform:
         """Return images by their names, all cut and mirrored alike; see ``__call__``.
 
         Args:
-            images: Images, also pending ones.
-            rng: Draws what is random.
-            outs: Where results go to that are uint8 and of the shape ``out_shape``; the others get memory of their own.
+            images: Images; they may be pending.
+            rng: The source of all random numbers.
+            outs: Arrays for results that are uint8 and of the shape ``out_shape``; other results get new memory.
 
         Raises:
             CodecError: A pending image cannot be decoded.
@@ -142,7 +142,7 @@ class ImageTransform:
             )
 
     def _draw(self, height: int, width: int, rng: Rng | None) -> tuple[Box, bool]:
-        """Return which part of an image of that size is taken, and whether it is mirrored."""
+        """Return which part of an image of that size is used, and whether it is mirrored."""
         raise NotImplementedError
 
     def _open(self, name: str, image: Any) -> Source:
@@ -160,7 +160,7 @@ class ImageTransform:
             is_image = image.dtype == np.uint8 and image.shape[2:] == (3,)
             if image.size and (is_image or (name in self.nearest and image.ndim >= 2)):
                 return ArraySource(image)
-        elif hasattr(image, "getexif"):  # PIL is not imported for those who have no such images
+        elif hasattr(image, "getexif"):  # do not import PIL for users without PIL images
             image = upright(image) if self._exif else image
             return ArraySource(np.asarray(image) if name in self.nearest else rgb_of(image))
         got = f"{image.dtype} array {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -170,8 +170,8 @@ class ImageTransform:
         )
 
     def _render(self, source: Source, out: Pixels | None, box: Box, *, mirrored: bool, is_nearest: bool) -> Pixels:
-        """Return a box of an image in the size asked for, in ``out`` if that is as the result is."""
-        shape = Shape(box.height, box.width) if is_nearest else self._shape  # decoded smaller, a mask would be mixed
+        """Return a box of an image in the requested size, in ``out`` if it has the result's type and shape."""
+        shape = Shape(box.height, box.width) if is_nearest else self._shape  # decoding smaller mixes a mask's pixels
         pixels = source.pixels(box, shape)
         out_shape = (*self._shape, *pixels.shape[2:])
         if out is None or out.shape != out_shape or out.dtype != pixels.dtype:
@@ -184,27 +184,28 @@ class ImageTransform:
 
 
 class RandomResizedCrop(ImageTransform):
-    """A part of an image, at a random place, of random area and shape, resized, and mirrored half the time.
+    """A part of an image, with random position, area and shape, resized, and mirrored half the time.
 
-    The usual augmentation for training. The boxes are distributed as those of torchvision's transform of that name,
-    and resized as Pillow resizes them, within 2 grey levels. Where it comes first for a field in the ``transform`` of
-    a loader, a dataset or a stream, the image is decoded, cut and resized at once, with the GIL released.
+    This is the usual augmentation for training. The boxes have the same distribution as those of torchvision's
+    transform of that name, and are resized as by Pillow, within 2 grey levels. If it is the first transform of a field
+    in the ``transform`` of a loader, a dataset or a stream, the image is decoded, cut and resized in one step, with the
+    GIL released.
 
-    A JPEG is decoded to 1/2, 1/4 or 1/8 of its size where the box then still has four pixels on a side for each of the
-    result's: by less than that many pixels such a box is moved and cut, so that it begins and ends at whole ones. 99 %
-    of values are then within 2 grey levels. All of the file is decoded, whatever the box, so that damage anywhere in it
-    is an error.
+    A JPEG is decoded to 1/2, 1/4 or 1/8 of its size if each side of the box then still has at least four pixels for
+    each pixel of the result. Such a box is moved and cut by fewer than 2, 4 or 8 pixels, so that it begins and ends at
+    whole pixels. 99 % of the values are then within 2 grey levels. The whole file is decoded, whatever the box, so that
+    damage anywhere in it is an error.
 
     Args:
         size: Height and width of the result in pixels; or (height, width).
-        scale: The least and the largest area of the part, of the image's.
-        ratio: The least and the largest ratio of its width to its height.
+        scale: The smallest and the largest area of the part, as fractions of the image's area.
+        ratio: The smallest and the largest ratio of its width to its height.
         flip: How often it is mirrored, left to right, from 0 to 1.
-        antialias: Let all pixels of the part count. Without it some detail is lost and some is invented, as with
+        antialias: Use all pixels of the part. Without it, some detail is lost and some artefacts appear, as with
             OpenCV's linear interpolation.
-        exif: Turn the image as its EXIF orientation says. By default it stays as it is stored.
-        nearest: Of several fields, those that hold class numbers and the like, which must not be mixed: each pixel of
-            the result is one of the field's. Every other field must be an image.
+        exif: Apply the image's EXIF orientation. By default the image stays as it is stored.
+        nearest: Those of several fields that hold values such as class numbers, which must not be mixed: each pixel of
+            the result is one of the field's pixels. Every other field must be an image.
 
     Raises:
         ArgumentError: An argument is out of range.
@@ -263,15 +264,15 @@ class RandomResizedCrop(ImageTransform):
 class ResizeCenterCrop(ImageTransform):
     """The middle of an image, resized: the usual evaluation.
 
-    It is the largest part that has the result's shape, and of that, ``crop`` of each side: by default what
-    ``Resize(256)`` and ``CenterCrop(224)`` of torchvision leave for 224, but made in one step.
+    From the largest part that has the result's aspect ratio, it keeps the fraction ``crop`` of each side. By default,
+    this is the part that torchvision's ``Resize(256)`` and ``CenterCrop(224)`` leave for 224, but made in one step.
 
     Args:
         size: Height and width of the result in pixels; or (height, width).
-        crop: How much of the sides is taken, above 0 and up to 1.
+        crop: The fraction of the sides that is kept, above 0 and up to 1.
         antialias: As for ``RandomResizedCrop``, like all that follow.
-        exif: Turn the image as its EXIF orientation says.
-        nearest: Of several fields, those whose pixels are never mixed.
+        exif: Apply the image's EXIF orientation.
+        nearest: Those of several fields whose pixels are never mixed.
 
     Raises:
         ArgumentError: An argument is out of range.
@@ -302,13 +303,13 @@ class ResizeCenterCrop(ImageTransform):
 
 
 class Resize(ImageTransform):
-    """A whole image, resized to the size asked for; its shape is not kept.
+    """A whole image, resized to the requested size; its aspect ratio is not kept.
 
     Args:
         size: Height and width of the result in pixels; or (height, width).
         antialias: As for ``RandomResizedCrop``, like all that follow.
-        exif: Turn the image as its EXIF orientation says.
-        nearest: Of several fields, those whose pixels are never mixed.
+        exif: Apply the image's EXIF orientation.
+        nearest: Those of several fields whose pixels are never mixed.
 
     Raises:
         ArgumentError: An argument is out of range.
@@ -324,7 +325,7 @@ class Resize(ImageTransform):
 
 
 def _middle(height: int, width: int, ratio: float, crop: float) -> Box:
-    """Return the middle of an image: of the largest box whose width is ``ratio`` times its height, a part."""
+    """Return the middle of an image: the fraction ``crop`` of the largest box with width / height = ``ratio``."""
     box_height = max(1, round(crop * min(height, width / ratio)))
     box_width = max(1, round(crop * min(width, height * ratio)))
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)

@@ -1,6 +1,6 @@
 """An image file -> the pixels of a box of it, decoded once the box and the size of the result are known.
 
-An array is a source too, so that transforms treat both alike.
+An array is also a source, so that transforms treat both alike.
 """
 
 from typing import NamedTuple, Protocol
@@ -17,21 +17,21 @@ from shardkit.codecs.registry import undecodable
 from shardkit.errors import ArgumentError, CodecError
 from shardkit.transforms.resize import Pixels
 
-# A JPEG is decoded smaller only as far as resizing still has to shrink it by this factor. At 4, at least 99.2 % of the
-# values of nine photographs at qualities 75 and 95 were within 2 grey levels of decoding whole, none beyond 6; at 3,
-# 98.5 %; at 2, 82 %.
+# A JPEG is decoded smaller only if resizing still has to shrink it by at least this factor. At 4, at least 99.2 % of
+# the values of nine photographs at qualities 75 and 95 were within 2 grey levels of decoding at full size, and none
+# differed by more than 6; at 3, 98.5 %; at 2, 82 %.
 _REDUCTION_LEFT = 4
-_MAX_SIDE = 65_535  # a JPEG's. Antialiasing takes memory by the side, and max_pixels would allow for one long row
+_MAX_SIDE = 65_535  # of a JPEG. Antialiasing needs memory for each side, and max_pixels would allow one very long row
 
 
 class Box(NamedTuple):
     """A part of an image, in pixels.
 
     Attributes:
-        top: How many rows are above it.
-        left: How many columns are left of it.
-        height: How many rows it has.
-        width: How many columns it has.
+        top: The number of rows above it.
+        left: The number of columns to the left of it.
+        height: The number of its rows.
+        width: The number of its columns.
     """
 
     top: int
@@ -40,7 +40,7 @@ class Box(NamedTuple):
     width: int
 
     def of(self, pixels: Pixels) -> Pixels:
-        """Return this part of an image, not a copy."""
+        """Return this part of an image as a view, not a copy."""
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
 
 
 class Source(Protocol):
-    """An image of known size, whose pixels may not be known yet."""
+    """An image of known size, whose pixels may not be decoded yet."""
 
     height: int
     width: int
@@ -84,16 +84,16 @@ class ArraySource:
 
 
 def open_source(data: bytes | memoryview, *, max_pixels: int, exif: bool) -> Source:
-    """Return an image file as a source. A JPEG is decoded when its pixels are asked for, others at once.
+    """Return an image file as a source. A JPEG is decoded when its pixels are requested, other images at once.
 
     Args:
         data: The file.
-        max_pixels: The most pixels that it may have.
-        exif: Whether it is turned as its EXIF orientation says.
+        max_pixels: The largest permitted number of pixels.
+        exif: Whether its EXIF orientation is applied.
 
     Raises:
         ArgumentError: A side is too long.
-        ValueError: It is no image, is damaged or cut, or too large; also when its pixels are asked for.
+        ValueError: It is not an image, is damaged or cut, or is too large; ``pixels`` may raise it too.
         Exception: Whatever Pillow raises on a damaged file.
     """
     size = jpeg_size(data, max_pixels=max_pixels)
@@ -103,7 +103,7 @@ def open_source(data: bytes | memoryview, *, max_pixels: int, exif: bool) -> Sou
 
 
 class _JpegSource:
-    """A JPEG that is decoded when its pixels are asked for."""
+    """A JPEG that is decoded when its pixels are requested."""
 
     def __init__(self, data: bytes | memoryview, size: tuple[int, int], max_pixels: int, orientation: int) -> None:
         self._data = data
@@ -113,7 +113,7 @@ class _JpegSource:
         self.height, self.width = size if orientation < 5 else size[::-1]
 
     def pixels(self, box: Box, shape: Shape) -> Pixels:
-        """Return a box's pixels; where fewer are enough for the shape, each is the mean of several."""
+        """Return a box's pixels; if fewer are enough for the shape, each is the mean of several."""
         divisor = self._divisor(box, shape)
         array = decode_jpeg(self._data, self._size, divisor=divisor)
         if array is None:
@@ -123,7 +123,7 @@ class _JpegSource:
         return box.of(oriented(array, self._orientation))
 
     def _divisor(self, box: Box, shape: Shape) -> int:
-        """Return by how much to decode smaller, so that the box still begins and ends at whole pixels."""
+        """Return the factor by which to decode smaller, such that the box still begins and ends at whole pixels."""
         divisor = divisor_of(box, shape)
         numbers = (*box, self.height, self.width) if self._orientation > 1 else box
         while any(number % divisor for number in numbers):
@@ -136,11 +136,11 @@ class PendingImage:
 
     Args:
         data: The file.
-        max_pixels: The most pixels that it may have.
+        max_pixels: The largest permitted number of pixels.
         field: Its field, for messages.
         key: Its sample, for messages.
         url: Its shard, for messages.
-        is_unchanged: Whether it is wanted as it is stored, and not as RGB.
+        is_unchanged: Whether its pixels are returned as they are stored, not as RGB.
 
     Attributes:
         is_unchanged: As above.
@@ -171,10 +171,10 @@ class PendingImage:
         """Read its height and width, and return itself.
 
         Args:
-            exif: Whether it is turned as its EXIF orientation says.
+            exif: Whether its EXIF orientation is applied.
 
         Raises:
-            CodecError: It cannot be decoded; some damage is noticed only by ``pixels``.
+            CodecError: It cannot be decoded; only ``pixels`` detects some kinds of damage.
         """
         try:
             self._source = open_source(self._data, max_pixels=self._max_pixels, exif=exif)
@@ -208,7 +208,7 @@ class PendingImage:
 
 
 def divisor_of(box: Box, shape: Shape) -> int:
-    """Return by which factor an image may be decoded smaller, 1, 2, 4 or 8, so that the result hardly differs.
+    """Return the factor by which an image may be decoded smaller, 1, 2, 4 or 8, so that the result hardly differs.
 
     Example:
         >>> divisor_of(Box(0, 0, 3000, 4000), Shape(224, 224)), divisor_of(Box(0, 0, 400, 4000), Shape(224, 224))
@@ -224,7 +224,7 @@ def divisor_of(box: Box, shape: Shape) -> int:
 def aligned(box: Box, shape: Shape) -> Box:
     """Return a box moved and cut, by less than ``divisor_of`` pixels, to whole pixels of the JPEG decoded smaller.
 
-    Boxes that are decoded at full size stay as they are.
+    Boxes that are decoded at full size are returned unchanged.
 
     Example:
         >>> aligned(Box(5, 7, 2001, 1901), Shape(224, 224)), aligned(Box(5, 7, 301, 200), Shape(224, 224))

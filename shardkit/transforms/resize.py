@@ -1,8 +1,8 @@
-"""A box of pixels -> an image of another size, in memory that is there already.
+"""A box of pixels -> an image of another size, in memory that the caller provides.
 
-The kernels are those of torch that F.interpolate uses for uint8, the same to a grey level as Pillow's, at several times
-their speed and without the GIL. They use one thread; what is done besides (a mirrored copy) uses as many as torch may,
-see ``use_one_thread``.
+The kernels are those that torch's F.interpolate uses for uint8. Their results are within one grey level of Pillow's, at
+several times the speed and without the GIL. They use one thread; additional work (a mirrored copy) uses as many threads
+as torch may use, see ``use_one_thread``.
 """
 
 import ctypes
@@ -22,50 +22,51 @@ Pixels = npt.NDArray[Any]
 
 
 def resize_linear(pixels: Pixels, out: Pixels, *, mirrored: bool, antialias: bool) -> None:
-    """Write an image into another of another size, with linear interpolation.
+    """Resize an image into another array, with linear interpolation.
 
     Args:
         pixels: uint8, (height, width, 3); any strides.
         out: uint8, (height, width, 3), contiguous.
-        mirrored: Whether left becomes right.
-        antialias: Whether all pixels count where the result is smaller, as in Pillow; else at most four for each.
+        mirrored: Whether the image is mirrored, left to right.
+        antialias: Whether all pixels contribute if the result is smaller, as in Pillow; if not, at most four for each
+            pixel of the result.
     """
     import torch
 
-    if not (pixels.flags.c_contiguous and pixels.flags.writeable):  # torch copies too, and warns of what is read-only
+    if not (pixels.flags.c_contiguous and pixels.flags.writeable):  # torch also copies, and warns about read-only ones
         pixels = pixels.copy()
     source, target = _as_tensor(pixels), _as_tensor(out)
     kernel = _kernel(antialias)
     if not mirrored:
         kernel(source, target)
         return
-    made = torch.empty_like(target)  # channels last, like it
+    made = torch.empty_like(target)  # channels last, like the target
     kernel(source, made)
     target.copy_(made.flip(3))
 
 
 def resize_nearest(pixels: Pixels, out: Pixels, *, mirrored: bool) -> None:
-    """Write an image into another of another size: each pixel is the nearest one of the image, never a mixture.
+    """Resize an image into another array: each pixel is the nearest pixel of the image, never a mixture.
 
     Args:
         pixels: (height, width, ...), of any type.
         out: (height, width, ...), of the same type.
-        mirrored: Whether left becomes right.
+        mirrored: Whether the image is mirrored, left to right.
     """
     rows, columns = (_nearest(*lengths) for lengths in zip(pixels.shape[:2], out.shape[:2], strict=True))
     np.take(pixels[rows], columns[::-1] if mirrored else columns, axis=1, out=out, mode="clip")
 
 
 def use_one_thread() -> None:
-    """Let torch compute with one thread where this thread calls it, and change nothing for others.
+    """Make torch use one thread for calls from this thread, and change nothing for other threads.
 
-    For threads that are one of many: where each of them had torch's threads, they would fight for the processors, and
-    tens of microseconds become milliseconds. ``torch.set_num_threads`` is not for that: it also sets what threads that
-    are started later get.
+    It is meant for worker threads: if each of them used torch's threads, they would compete for the processors, and
+    tens of microseconds would become milliseconds. ``torch.set_num_threads`` is not suitable: it also changes the
+    number for threads that are started later.
     """
     import torch
 
-    torch.get_num_threads()  # a thread's first question sets its number to the process's
+    torch.get_num_threads()  # the first call in a thread sets its number to the process's
     try:
         openmp = ctypes.PyDLL(sys.modules["torch._C"].__file__)  # finds the OpenMP that torch is linked with
         openmp.omp_set_num_threads(1)
@@ -74,7 +75,7 @@ def use_one_thread() -> None:
 
 
 def _nearest(length: int, out_length: int) -> npt.NDArray[np.int64]:
-    """Return for each pixel of the result the nearest of the source: floor((i + 1/2) * length / out_length)."""
+    """Return the nearest source pixel for each pixel of the result: floor((i + 1/2) * length / out_length)."""
     return (2 * np.arange(out_length) + 1) * length // (2 * out_length)
 
 
@@ -87,7 +88,7 @@ def _as_tensor(pixels: Pixels) -> "Tensor":
 
 @cache
 def _kernel(antialias: bool) -> "Callable[[Tensor, Tensor], None]":  # noqa: FBT001 - the cache's key
-    """Return what writes one image into another: torch's operator that does it in place, if this torch has it."""
+    """Return a function that resizes one image into another: torch's in-place operator, if this torch has it."""
     import torch
 
     pixels = torch.arange(48, dtype=torch.uint8).view(1, 4, 4, 3).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Random numbers for one sample, which depend on neither threads nor processes, nor on earlier numbers."""
+"""Random numbers for one sample, which do not depend on threads, on processes or on earlier numbers."""
 
 import math
 from collections.abc import MutableSequence, Sequence
@@ -10,18 +10,18 @@ from shardkit.hashing import mix64
 T = TypeVar("T")
 
 _RANGE = 1 << 64
-_COUNTS = tuple(mix64(count) for count in range(16))  # more than most transforms draw; it halves the time of each
+_COUNTS = tuple(mix64(count) for count in range(16))  # more than most transforms draw; it halves the time of a draw
 
 
 class Rng:
     """A small generator of random numbers for one sample: the same numbers on every machine and in every version.
 
-    The numbers are ``mix64(key ^ mix64(0))``, ``mix64(key ^ mix64(1))``, ... (``hashing.mix64``), and what each method
-    makes of them is as fixed as they are; only ``normal`` takes a logarithm and a cosine from the machine, whose last
-    bit may differ between two. It is not for secrets.
+    The numbers are ``mix64(key ^ mix64(0))``, ``mix64(key ^ mix64(1))``, ... (``hashing.mix64``), and the way in which
+    each method uses them is equally fixed. Only ``normal`` uses the machine's logarithm and cosine, whose last bit may
+    differ between two machines. It is not suitable for secrets.
 
     Args:
-        key: Which numbers. Equal keys give equal numbers.
+        key: Determines the numbers. Equal keys give equal numbers.
 
     Example:
         >>> rng = Rng(7)
@@ -52,8 +52,8 @@ class Rng:
     def integers(self, low: int, high: int) -> int:
         """Return a whole number in [``low``, ``high``).
 
-        It is the upper half of 64 bits times the number of possible values, so that one may come more often than
-        another by at most that number in 2**64.
+        It is the upper half of the product of 64 random bits and the number of possible values, so that one value may
+        occur more often than another by at most that number in 2**64.
 
         Raises:
             ArgumentError: There is no such number, or there are more than 2**64.
@@ -64,7 +64,7 @@ class Rng:
         return low + (self.bits() * (high - low) >> 64)
 
     def normal(self, mean: float = 0.0, std: float = 1.0) -> float:
-        """Return a normally distributed number, the first of the two that the method of Box and Muller makes."""
+        """Return a normally distributed number, the first of the two that the Box-Muller method generates."""
         radius = math.sqrt(-2.0 * math.log(1.0 - self.random()))
         return mean + std * radius * math.cos(2.0 * math.pi * self.random())
 
@@ -74,12 +74,12 @@ class Rng:
         Raises:
             ArgumentError: There are none.
         """
-        if not len(values):  # an array is neither true nor false
+        if not len(values):  # an array has no truth value
             raise ArgumentError("values is empty, expected something to choose from")
         return values[self.integers(0, len(values))]
 
     def shuffle(self, values: MutableSequence[Any]) -> None:
-        """Bring a list into a random order, in place: each element from the last on changes places with one before."""
+        """Shuffle a list in place: each element, from the last one on, is swapped with a random one up to itself."""
         for i in range(len(values) - 1, 0, -1):
             j = self.integers(0, i + 1)
             values[i], values[j] = values[j], values[i]
