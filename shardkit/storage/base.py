@@ -1,7 +1,7 @@
 """Where bytes come from and go to. Everything that shardkit reads or writes goes through a ``Storage``.
 
-A storage reads ranges and forward streams, and it publishes whole files or nothing: what is being written has a
-temporary name until it is complete and on the disk. ``registry`` finds the storage that serves a URL.
+A storage reads ranges and forward streams, and it publishes a whole file or nothing: a file has a temporary name until
+it is complete and on the disk. ``registry`` finds the storage that serves a URL.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, Sha
 T = TypeVar("T")
 
 TEMPORARY_PREFIX = ".shardkit-"
-"""Every temporary file begins so; listings leave them out."""
+"""The prefix of the name of every temporary file; listings leave these files out."""
 
 LOCK_NAME = f"{TEMPORARY_PREFIX}lock"
 STDIN = "-"
@@ -38,23 +38,23 @@ _UNITS = {
 _LARGEST = 2**60  # so that sums of sizes fit into 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 FRESH_READS = 2
-"""How often data that came damaged from another machine is fetched again."""
+"""How often data that arrived damaged from another machine is fetched again."""
 
 _logger = logging.getLogger("shardkit")
 
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-_PLAIN = "/!$&'()*+,;=:@~"  # stands for itself in the path of a web address
+_PLAIN = "/!$&'()*+,;=:@~"  # not percent-encoded in the path of a web address
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What is known of a file without reading it.
+    """What is known about a file without reading it.
 
     Attributes:
         url: The file.
         size: Its size in bytes.
-        version: Text that changes when the file does: its time of modification and inode, or what a server calls its
-            ETag; empty if nothing is known.
+        version: Text that changes when the file changes: its modification time and inode, or the ETag from a server;
+            empty if nothing is known.
     """
 
     url: str
@@ -66,32 +66,32 @@ class ByteStream(Protocol):
     """Bytes that are read strictly forward.
 
     Attributes:
-        url: Where they come from, for messages.
-        size: How many there are in all, if that is known.
+        url: Their source, for messages.
+        size: Their total number, if it is known.
     """
 
     url: str
     size: int | None
 
     def read(self, n: int, /) -> bytes:
-        """Return up to ``n`` bytes; fewer, or none, only at the end."""
+        """Return ``n`` bytes; fewer, or none, only at the end."""
         ...
 
     def skip(self, n: int, /) -> None:
-        """Go ``n`` bytes forward, perhaps beyond the end, without reading them where that can be avoided."""
+        """Go ``n`` bytes forward, possibly beyond the end, without reading them if that can be avoided."""
         ...
 
     def close(self) -> None:
-        """Release what is held. It may be called twice."""
+        """Release all resources. It may be called twice."""
         ...
 
 
 class Storage(Protocol):
-    """The operations that shardkit needs from a place where files are.
+    """The operations that shardkit needs from a place that has files.
 
-    A storage may be used by threads and forked processes, and pickled. Where a remote file's version is known from an
-    earlier call, later ones read only that version: a file that was replaced meanwhile is a ChangedFileError. ``info``
-    accepts the version that is there now.
+    A storage may be used by threads and forked processes, and it can be pickled. If a remote file's version is known
+    from an earlier call, later calls read only that version: a file that was replaced meanwhile is a ChangedFileError.
+    ``info`` accepts the current version.
     """
 
     def info(self, url: str) -> FileInfo:
@@ -101,12 +101,12 @@ class Storage(Protocol):
     def read_range(self, url: str, start: int, size: int, *, fresh: bool = False) -> bytes:
         """Return exactly ``size`` bytes from ``start``. Raises TruncatedShardError if the file ends before.
 
-        ``fresh`` says that the bytes came damaged before: they are fetched past caches, over a new connection.
+        ``fresh`` says that the bytes arrived damaged before: they are fetched over a new connection, bypassing caches.
         """
         ...
 
     def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:
-        """Fill ``out`` with the bytes from ``start``; else as ``read_range``. After an error it may hold anything."""
+        """Fill ``out`` with the bytes from ``start``, like ``read_range``. After an error, its content is undefined."""
         ...
 
     def open(self, url: str, start: int = 0, *, fresh: bool = False) -> ByteStream:
@@ -133,12 +133,12 @@ class Storage(Protocol):
 
 
 def read_right(url: str, read: Callable[..., T]) -> T:
-    """Return what ``read`` returns; if data comes damaged from another machine, it is read again, at most twice.
+    """Return the result of ``read``; if data from another machine arrives damaged, read it again, at most twice.
 
     Args:
-        url: Where the data is: only data of another machine can have been damaged on its way.
-        read: Reads and checks it. Called with ``fresh``, which it passes to the storage. A ShardError or DatasetError
-            that it raises means that the data is damaged.
+        url: Where the data is: only data from another machine can have been damaged in transit.
+        read: Reads and checks the data. It is called with ``fresh``, which it passes to the storage. A ShardError or
+            DatasetError that it raises means that the data is damaged.
     """
     for number in range(FRESH_READS if is_remote(url) else 0):
         try:
@@ -193,7 +193,7 @@ def is_web(url: str) -> bool:
 
 
 def is_remote(url: str) -> bool:
-    """Return whether a URL names another place than this machine's file systems and standard input.
+    """Return whether a URL names a place other than this machine's file systems and standard input.
 
     Example:
         >>> is_remote("s3://bucket/a.tar"), is_remote("a.tar"), is_remote("file:///a.tar")
@@ -211,7 +211,7 @@ def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, 
 
 
 def ended(url: str, start: int, found: int, size: int) -> TruncatedShardError:
-    """Return the error for a file that ends before the end of what is read."""
+    """Return the error for a file that ends before the end of the requested range."""
     return TruncatedShardError(
         f"{url}: ends at byte {start + found:,}, expected {size:,} bytes from byte {start:,}; it was cut or replaced, "
         "so fetch or write it again",
@@ -235,7 +235,7 @@ def not_a_folder(url: str) -> DatasetExistsError:
 
 
 def read_only(url: str) -> ArgumentError:
-    """Return the error for writing where nothing can be written."""
+    """Return the error for writing to a place that can only be read."""
     return ArgumentError(
         f"{url}: http and https can only be read; write to a local folder or an object store, and put it there", url=url
     )
@@ -265,7 +265,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """Return a size for people, with three digits.
+    """Return a human-readable size with three digits.
 
     Example:
         >>> format_bytes(256_000_000), format_bytes(999)

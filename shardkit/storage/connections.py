@@ -1,6 +1,6 @@
-"""Requests to web servers: over connections that each process keeps for itself, through proxies, along redirects.
+"""Requests to web servers: over connections that each process keeps for itself, through proxies, following redirects.
 
-Nothing is connected before the first request, and a forked or spawned process begins with no connections.
+No connection is made before the first request, and a forked or spawned process begins without connections.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from urllib3.util import Url
 
 CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 10.0, 30.0, 300.0
-"""How long servers are waited for, in seconds, unless storage_options say otherwise."""
+"""How long to wait for servers, in seconds, unless storage_options say otherwise."""
 
 _KEPT_CONNECTIONS = 256  # to one server; more are opened when needed, and closed after use
-# An answer is late after _PATIENCE seconds, which is checked every _LOOK_SECONDS. A server that is at work hardly ever
-# takes longer, even on the other side of the world, and no training has waited long by then.
+# An answer is late after _PATIENCE seconds, which is checked every _LOOK_SECONDS. A server that is working hardly ever
+# takes longer, even on the other side of the world, and no training job has waited long by then.
 _PATIENCE, _LOOK_SECONDS = 1.0, 0.25
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
-# The headers that a host which the user did not name may get.
+# The headers that may be sent to a host that the user did not name.
 _HARMLESS = frozenset({"accept-encoding", "cache-control", "if-match", "range", "user-agent"})
 _SIGNATURE = re.compile(r"\?\S*")
 
@@ -40,10 +40,10 @@ class Network:
     """How servers are reached.
 
     Attributes:
-        connect_timeout: How long a connection may take to be made, in seconds.
+        connect_timeout: How long making a connection may take, in seconds.
         read_timeout: How long a server may be silent, in seconds.
-        total_timeout: How long a read may take in all, in seconds, and one more for each 100 kB that have come.
-        ca_certs: A file of the certificates that are trusted; empty for the system's, or ``SSL_CERT_FILE``.
+        total_timeout: How long a read may take in total, in seconds, plus one second for each 100 kB received.
+        ca_certs: A file of the trusted certificates; if empty, the system's, or ``SSL_CERT_FILE``.
     """
 
     connect_timeout: float = CONNECT_TIMEOUT
@@ -60,7 +60,7 @@ class Network:
             object.__setattr__(self, "ca_certs", check_path("storage_options: ca_certs", self.ca_certs))
 
 
-# By server and certificates. A fork takes none along, as two processes would read from one connection.
+# By server and certificates. A fork inherits none, because two processes would read from one connection.
 _managers: "dict[tuple[str, str], PoolManager]" = {}
 os.register_at_fork(after_in_child=_managers.clear)
 
@@ -68,20 +68,21 @@ os.register_at_fork(after_in_child=_managers.clear)
 class _Waiting:
     """Requests that wait for an answer, in all threads; while one is late, its server's connections are not kept.
 
-    A server that serves few connections at a time waits for the next request of each, which may never come, while
-    others wait for it. Once those that have their answers are closed, it turns to others; a new handshake costs little.
+    A server that serves few connections at a time waits for the next request on each of them, which may never come,
+    while other connections wait for the server. When connections with complete answers are closed, the server serves
+    the others; a new handshake costs little.
 
-    A thread of its own looks after them, as all others may be waiting. A program of one thread gets none, as it may
-    want to fork; and it hardly needs one, as it uses a connection that is idle rather than wait beside it.
+    A dedicated thread watches the requests, because all other threads may be waiting. A single-threaded program gets no
+    such thread, because it may want to fork. It hardly needs one: it uses an idle connection rather than a second one.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with no requests and no thread, as a forked child does."""
+        """Begin without requests and without a thread, as a forked child does."""
         self._lock = threading.Lock()
-        # Since when each waits, where to, and through which proxy.
+        # For each request: the time it began to wait, its server, and its proxy.
         self._requests: dict[object, tuple[float, tuple[str, str], Url | None]] = {}
         self._is_watched = False
 
@@ -93,7 +94,7 @@ class _Waiting:
             with self._lock:
                 self._requests[request] = time.monotonic(), server, proxy
                 if not self._is_watched and threading.active_count() > 1:
-                    with contextlib.suppress(RuntimeError):  # there can be no more threads: then it must do without
+                    with contextlib.suppress(RuntimeError):  # no thread can be started: do without it
                         threading.Thread(target=self._watch, name="shardkit-network", daemon=True).start()
                         self._is_watched = True
             yield
@@ -102,7 +103,7 @@ class _Waiting:
                 self._requests.pop(request, None)
 
     def _watch(self) -> None:
-        """Look after requests until there are none."""
+        """Watch the requests until there are none."""
         while True:
             time.sleep(_LOOK_SECONDS)
             with self._lock:
@@ -123,7 +124,7 @@ os.register_at_fork(after_in_child=_waiting.forget)
 
 
 class _HideQueries(logging.Filter):
-    """Keeps signatures out of what urllib3 logs of its requests."""
+    """Keeps signatures out of urllib3's logs of its requests."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -143,15 +144,15 @@ def send_get(
     follow: bool = True,
     fresh: bool = False,
 ) -> "BaseHTTPResponse":
-    """Send a GET, follow where it is redirected, and return the answer, whose body is not read yet.
+    """Send a GET request, follow redirects, and return the answer, whose body has not been read.
 
-    Credentials, and all other headers that are not harmless, go only to the host that the URL names.
+    Credentials, and all other headers that are not harmless, are sent only to the host that the URL names.
 
     Args:
-        url: Where to.
-        headers: Sent along.
+        url: The URL to request.
+        headers: The headers to send.
         network: How the server is reached.
-        seconds: How long the server may be silent, unless ``network`` says less.
+        seconds: How long the server may be silent, unless ``network`` allows less.
         follow: Follow redirects.
         fresh: Make a new connection.
 
@@ -196,19 +197,19 @@ def _ask(url: str, headers: Mapping[str, str], ca_certs: str, timeout: "Timeout"
                     timeout=timeout,
                 )
         except ClosedPoolError:
-            continue  # another thread has closed it in this moment, and nothing was sent
+            continue  # another thread has just closed it, and nothing was sent
 
 
 def begin_anew(url: str, network: Network) -> None:
-    """Let requests to a server be made over new connections, and close those that nobody uses.
+    """Make further requests to a server use new connections, and close the idle ones.
 
-    What is at hand may be broken too; and a server that serves few connections at a time may wait for one that is idle.
+    Existing connections may be broken too, and a server that serves few connections at a time may wait for an idle one.
     """
     _close_idle((_origin(url), network.ca_certs))
 
 
 def _close_idle(server: tuple[str, str]) -> None:
-    """Close connections to a server: those that nobody uses now, and others as soon as they are answered."""
+    """Close connections to a server: the idle ones now, and the others as soon as their answers have been read."""
     manager = _managers.pop(server, None)
     if manager is not None:
         manager.clear()
@@ -250,12 +251,12 @@ def _make_manager(url: str, ca_certs: str) -> "PoolManager":
             raise ArgumentError(message) from None
     else:
         manager = urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ca_certs=ca_certs or None)
-    manager.pools.dispose_func = urllib3.HTTPConnectionPool.close  # by itself it waits until nobody has the pool
+    manager.pools.dispose_func = urllib3.HTTPConnectionPool.close  # by default it waits until nothing uses the pool
     return manager
 
 
 def describe_failure(error: Exception) -> tuple[str, bool]:
-    """Return what went wrong with a request, without secrets, and whether it may go better another time."""
+    """Return what went wrong with a request, without secrets, and whether another try may succeed."""
     import socket
 
     from urllib3 import exceptions
@@ -281,6 +282,6 @@ def describe_failure(error: Exception) -> tuple[str, bool]:
 
 
 def _brief(error: BaseException) -> str:
-    """Return what an error says, without the addresses of objects and without secrets."""
+    """Return an error's message, without the addresses of objects and without secrets."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else ""
     return hide_secrets(text or type(error).__name__)

@@ -1,7 +1,8 @@
-"""Files of every other place that fsspec has a filesystem for: whole ranges, as long as they should be, written whole.
+"""Files of every other place that fsspec has a filesystem for: ranges with a checked length, and files written whole.
 
-``fs.open`` is never used: what it reads ahead may come short or of two versions, and what it writes appears though its
-writer failed. Ranges are fetched whole and measured; files are written here first, and then put there.
+``fs.open`` is never used: its read-ahead data may be too short or belong to two versions, and a file that it writes
+appears even if the writer failed. Ranges are fetched whole, and their length is checked; files are written to this
+machine first, and then uploaded.
 """
 
 import contextlib
@@ -33,24 +34,24 @@ from shardkit.storage.spool import spooled
 
 T = TypeVar("T")
 
-# What fsspec's first constructor takes, to which others pass what they do not know.
+# The options of the constructor of fsspec's base class, to which the others pass options that they do not know.
 _BASE_OPTIONS = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"})
-_WINDOW_BYTES = 1 << 22  # of a stream are fetched at once
+_WINDOW_BYTES = 1 << 22  # of a stream that are fetched at once
 _VERSIONS = ("ETag", "etag", "generation", "version_id", "mtime", "LastModified", "last_modified", "updated", "created")
-# Where a file appears when it is whole; elsewhere it is put under another name first, and then renamed.
+# In these a file appears only when it is complete; elsewhere it is put under another name first, and then renamed.
 _OBJECT_STORES = frozenset({"abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "memory", "oci", "oss", "s3", "s3a"})
 
 
 def _forget_lock() -> None:
-    """Let a forked child begin with a lock of its own: another thread may hold fsspec's at the moment of the fork."""
+    """Give a forked child a new lock: another thread may have held fsspec's lock at the moment of the fork."""
     if "fsspec.asyn" in sys.modules:
         sys.modules["fsspec.asyn"].reset_lock()
 
 
 os.register_at_fork(after_in_child=_forget_lock)
 
-# Filesystems that were used, by their ids, kept for ever: a forked child that let go of its parent's would close their
-# connections, and with them take away what its parent's event loop waits for, as both look at one epoll.
+# Filesystems that were used, by their ids. They are never released: if a forked child released its parent's, it would
+# close their connections and remove them from the epoll that it shares with the parent's event loop.
 _used: dict[int, Any] = {}
 
 
@@ -65,25 +66,25 @@ def has_filesystem(url: str) -> bool:
 
 
 def _known_options(kind: type) -> frozenset[str]:
-    """Return the options that a filesystem's constructors name; others reach fsspec's base class, which drops them."""
+    """Return the options that a filesystem's constructors name; fsspec's base class silently drops all others."""
     signatures = (inspect.signature(vars(base)["__init__"]) for base in kind.__mro__[:-1] if "__init__" in vars(base))
     return _BASE_OPTIONS.union(*(signature.parameters for signature in signatures))
 
 
 class GenericStorage:
-    """Files of a place that fsspec has a filesystem for, also chained: ``simplecache::gs://bucket/folder``.
+    """Files of a place that fsspec has a filesystem for; URLs may be chained: ``simplecache::gs://bucket/folder``.
 
     Args:
-        options: Passed to the filesystem; for a chained URL by protocol: ``{"gs": {...}, "simplecache": {...}}``.
-            Options of a chained URL that name no protocol must be known to the cache. Filesystems decide themselves
-            what to do with unknown ones.
+        options: Passed to the filesystem; for a chained URL, by protocol: ``{"gs": {...}, "simplecache": {...}}``.
+            Options of a chained URL that are not grouped by protocol must be known to the cache. Filesystems decide
+            themselves what to do with unknown options.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
         self._options = dict(options or {})
 
     def _filesystem(self, url: str) -> tuple[Any, str]:
-        """Return the filesystem of a URL, of this process, and what the filesystem calls the file."""
+        """Return this process's filesystem for a URL, and the filesystem's path of the file."""
         from fsspec.core import url_to_fs
 
         try:
@@ -118,7 +119,7 @@ class GenericStorage:
             )
 
     def _uncached(self, url: str) -> tuple[Any, str]:
-        """Return the filesystem behind a URL's caches, and what it calls the file."""
+        """Return the filesystem behind a URL's caches, and its path of the file."""
         from fsspec.implementations.cached import CachingFileSystem
 
         filesystem, path = self._filesystem(url)
@@ -127,7 +128,7 @@ class GenericStorage:
         return filesystem, path
 
     def _do(self, url: str, doing: str, work: Callable[[Any, str], T], *, is_cached: bool = False) -> T:
-        """Have a filesystem do something, and try again after a failure that may pass. Only reads may use its cache."""
+        """Call a filesystem, and try again after a failure that may be temporary. Only reads may use its cache."""
         attempts = Attempts(url, TOTAL_TIMEOUT)
         while True:
             try:
@@ -137,7 +138,7 @@ class GenericStorage:
                 raise
             except (NotADirectoryError, IsADirectoryError) as error:
                 raise storage_error(error, url) from error
-            except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
+            except Exception as error:  # noqa: BLE001 - each filesystem has its own errors
                 status = _status(error)
                 if isinstance(error, FileNotFoundError) or status in MISSING:
                     raise MissingFileError(f"{url}: does not exist; correct the URL", url=url) from None
@@ -192,13 +193,13 @@ class GenericStorage:
 
     @contextlib.contextmanager
     def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
-        """See ``Storage.create``. The file waits on this machine's disk until it is whole."""
+        """See ``Storage.create``. The file stays on this machine's disk until it is complete."""
         if not overwrite and self._exists(url):
             raise taken(url)
         with spooled(url, is_named=True) as file:
             yield file
             file.flush()
-            if not overwrite and self._exists(url):  # most places have no way to say so when it is put there
+            if not overwrite and self._exists(url):  # most filesystems cannot make the upload itself conditional
                 raise taken(url)
             self._publish(url, file.name, file.tell())
 
@@ -211,7 +212,7 @@ class GenericStorage:
             if _OBJECT_STORES.intersection(protocols):
                 filesystem.put_file(name, path)
                 return
-            folder = filesystem._parent(path)  # noqa: SLF001 - fsspec's name for it
+            folder = filesystem._parent(path)  # noqa: SLF001 - fsspec has no public name for it
             filesystem.makedirs(folder, exist_ok=True)
             temporary = f"{folder}/{TEMPORARY_PREFIX}{token_hex(8)}"
             try:
@@ -258,10 +259,10 @@ class WindowStream:
     """A file read forward, some megabytes at a time; see ``ByteStream``.
 
     Args:
-        storage: What it is read by.
+        storage: Reads the file.
         url: The file.
         start: Where to begin.
-        fresh: Fetch it past caches.
+        fresh: Fetch it bypassing caches.
     """
 
     def __init__(self, storage: GenericStorage, url: str, start: int, *, fresh: bool) -> None:
@@ -312,5 +313,5 @@ def _status(error: Exception) -> int:
 
 
 def _brief(error: Exception) -> str:
-    """Return what an error says, in one line and without secrets."""
+    """Return an error's message, in one line and without secrets."""
     return hide_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:300]

@@ -4,15 +4,15 @@
 
     username, password   for basic authentication, unless the URL has them; neither is ever shown
     headers              a mapping, sent with each request to the host that the user named
-    ca_certs             a file of the certificates that are trusted; by default the system's, or SSL_CERT_FILE
-    connect_timeout      how long a connection may take to be made, in seconds
+    ca_certs             a file of the trusted certificates; by default the system's, or SSL_CERT_FILE
+    connect_timeout      how long making a connection may take, in seconds
     read_timeout         how long a server may be silent before the request is retried, in seconds
-    total_timeout        how long a read may take in all, in seconds, and one more for each 100 kB that have come
+    total_timeout        how long a read may take in total, in seconds, plus one second for each 100 kB received
 
 An unknown option is an error. Proxies are those of the environment.
 
-Signed addresses can be read by a ``ShardStream`` as they are. A dataset's folder may have a query, which is then sent
-for all of its files. Web servers list nothing: give a dataset's folder, or shards by a pattern with braces.
+A ``ShardStream`` can read signed URLs directly. A dataset's folder may have a query, which is then sent for all of its
+files. Web servers do not list folders: give a dataset's folder, or shards by a pattern with braces.
 """
 
 import re
@@ -31,7 +31,7 @@ from shardkit.storage.responses import Refusal
 
 _NETWORK = ("connect_timeout", "read_timeout", "total_timeout", "ca_certs")
 OPTIONS = ("username", "password", "headers", *_NETWORK)
-"""What ``storage_options`` may have for http and https."""
+"""The ``storage_options`` for http and https."""
 
 _HEADER_NAME = re.compile(r"[!#-'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -39,11 +39,11 @@ _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 @dataclass(frozen=True)
 class WebSigner:
-    """Says who asks, where the user has said it.
+    """Adds the user's credentials and headers to requests.
 
     Attributes:
-        username: For basic authentication, unless the URL has one.
-        password: For basic authentication, unless the URL has one.
+        username: For basic authentication, unless the URL has credentials.
+        password: For basic authentication, unless the URL has credentials.
         headers: Sent with each request to the host that the user named.
         network: How the servers are reached.
     """
@@ -88,7 +88,7 @@ class WebSigner:
 
 
 def _can_be_sent(name: object, value: object) -> bool:
-    """Return whether a request can have a header; numbers are sent as text."""
+    """Return whether a request can carry this header; numbers are sent as text."""
     if not isinstance(name, str) or not isinstance(value, str | int):
         return False
     return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(str(value)))
@@ -98,11 +98,11 @@ class WebStorage(Ranges):
     """Files of web servers.
 
     Args:
-        options: ``username`` and ``password`` for basic authentication, ``headers`` to send along, and what a
-            ``Network`` has: ``connect_timeout``, ``read_timeout``, ``total_timeout`` in seconds, ``ca_certs``.
+        options: ``username`` and ``password`` for basic authentication, ``headers`` to send, and the attributes of a
+            ``Network``: ``connect_timeout``, ``read_timeout``, ``total_timeout`` in seconds, ``ca_certs``.
 
     Raises:
-        ArgumentError: An option is not known, or is wrong.
+        ArgumentError: An option is unknown or invalid.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:

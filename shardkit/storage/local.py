@@ -31,7 +31,7 @@ class LocalStream:
             data = self._file.read(n) or b""
             if len(data) == n or not data:
                 return data
-            pieces = [data]  # a pipe gives what it has; callers are promised all of it
+            pieces = [data]  # a pipe returns what it has; callers are promised n bytes
             missing = n - len(data)
             while missing and (piece := self._file.read(missing)):
                 pieces.append(piece)
@@ -109,7 +109,7 @@ class LocalStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
         raw = CheckedFile(str(temporary), url, "xb")
         try:
-            with io.BufferedWriter(raw) as file:  # closing it writes too
+            with io.BufferedWriter(raw) as file:  # closing it also writes
                 yield file
                 file.flush()
                 with os_errors(url):
@@ -128,7 +128,7 @@ class LocalStorage:
         """See ``Storage.list``."""
         try:
             with os_errors(url):
-                names = os.listdir(local_path(url))  # noqa: PTH208 - a Path for each of 100,000 names takes its time
+                names = os.listdir(local_path(url))  # noqa: PTH208 - a Path for each of 100,000 names is slow
         except FileNotFoundError:
             return []
         return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
@@ -160,7 +160,7 @@ def local_path(url: str) -> Path:
 
 
 def absolute_url(url: str) -> str:
-    """Return a local URL as a path that means the same in every working folder; another URL as it is.
+    """Return a local URL as an absolute path, and any other URL unchanged.
 
     Example:
         >>> absolute_url("s3://bucket/a"), absolute_url("/data/a")
@@ -170,7 +170,7 @@ def absolute_url(url: str) -> str:
 
 
 def canonical_url(url: str) -> str:
-    """Return what tells one folder from another: the path without links, or the URL of another place.
+    """Return a unique name of a folder: the path with links resolved, or the URL if it is not local.
 
     Example:
         >>> canonical_url("s3://bucket/a/"), canonical_url("/data/../a")
@@ -178,15 +178,15 @@ def canonical_url(url: str) -> str:
     """
     if is_remote(url):
         return url.rstrip("/")
-    return os.path.realpath(local_path(url))  # unlike Path.resolve it has no error of its own for links in a circle
+    return os.path.realpath(local_path(url))  # unlike Path.resolve, it raises no special error for circular links
 
 
 def working_folder(url: str) -> Path:
-    """Return where on this machine to keep what belongs to a folder: there, or in ``TMPDIR`` if it is elsewhere.
+    """Return the local folder for files that belong to a folder: itself, or one in ``TMPDIR`` if it is remote.
 
     Raises:
-        AccessError: Somebody else has made that place in ``TMPDIR``.
-        StorageError: It cannot be made.
+        AccessError: Another user has created that folder in ``TMPDIR``.
+        StorageError: It cannot be created.
 
     Example:
         >>> str(working_folder("shards/train"))
@@ -196,12 +196,12 @@ def working_folder(url: str) -> Path:
 
 
 def temporary_folder(url: str) -> Path:
-    """Return a folder's own place in ``TMPDIR``; it need not exist.
+    """Return the path in ``TMPDIR`` that belongs to a folder; it need not exist.
 
     Raises:
-        AccessError: Somebody else has made that place.
+        AccessError: Another user has created it.
     """
-    with os_errors("TMPDIR"):  # there may be no folder at all for temporary files
+    with os_errors("TMPDIR"):  # there may be no folder for temporary files
         own = Path(tempfile.gettempdir(), f"{TEMPORARY_PREFIX}{os.getuid()}")
     with os_errors(str(own)):
         own.mkdir(mode=0o700, exist_ok=True)
@@ -211,7 +211,7 @@ def temporary_folder(url: str) -> Path:
 
 
 def remove_temporary_files(folder: str) -> None:
-    """Delete the temporary files that killed writers left in a folder. No writer may be at work there."""
+    """Delete the temporary files that killed writers left in a folder. No writer may be active there."""
     with os_errors(folder):
         for leftover in local_path(folder).glob(f"{TEMPORARY_PREFIX}*"):
             if leftover.is_file() and leftover.name != LOCK_NAME:
@@ -230,7 +230,7 @@ def _opened(url: str) -> Iterator[int]:
 
 def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:
     try:
-        os.link(temporary, path)  # unlike a rename, never replaces what appeared meanwhile
+        os.link(temporary, path)  # unlike a rename, this never replaces a file that appeared meanwhile
     except FileExistsError:
         raise taken(url) from None
     except OSError:  # FAT and some network file systems have no hard links
@@ -240,7 +240,7 @@ def _rename_without_replacing(temporary: Path, path: Path, url: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut. Some file systems have no such thing."""
+    """Make a rename durable, so that it survives a power failure. Some file systems do not support this."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Failures of the operating system as errors of ours: which file it is about, what is wrong, and what to do."""
+"""Failures of the operating system as shardkit's errors: which file is affected, what is wrong, and what to do."""
 
 import errno
 import io
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What the system calls a disk that has no room, or not for this file or this user."""
+"""The system's error codes for a disk without room, for a file that is too large, and for an exceeded quota."""
 
 _ADVICE = {
     errno.ENOENT: ("does not exist", "correct the path, or fetch the file again"),
@@ -48,7 +48,7 @@ _KINDS = (
 
 
 def storage_error(error: OSError, url: str) -> StorageError:
-    """Return a failure of the operating system as an error of ours.
+    """Return shardkit's error for a failure of the operating system.
 
     Example:
         >>> storage_error(OSError(errno.EFBIG, "File too large"), "a.tar")
@@ -80,10 +80,10 @@ def os_errors(url: str) -> Iterator[None]:
 
 
 def open_file(path: str | Path, url: str) -> int:
-    """Return a descriptor of a file, for reading. What is no file is refused: to open a pipe could wait for ever.
+    """Return a file descriptor for reading. Anything but a file is refused: opening a pipe could block forever.
 
     Raises:
-        StorageError: It cannot be opened, or is no file.
+        StorageError: It cannot be opened, or is not a file.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - for many small files, making a Path takes as long as opening one
@@ -95,7 +95,7 @@ def open_file(path: str | Path, url: str) -> int:
 
 
 def check_is_file(status: os.stat_result, url: str) -> None:
-    """Check that something is a file. Raises StorageError that says what it is."""
+    """Check that something is a file. Raises a StorageError that says what it is."""
     if not stat.S_ISREG(status.st_mode):
         raise _no_file(status, url)
 
@@ -109,11 +109,11 @@ def _no_file(status: os.stat_result, url: str) -> StorageError:
 
 
 class CheckedFile(io.FileIO):
-    """A file to be written whose failures say which file it is, in whatever thread they come.
+    """A file for writing whose errors name the file, in whatever thread they are raised.
 
     Args:
         file: Its path, or a descriptor that is closed with it.
-        url: What it is called in messages.
+        url: Its name in messages.
         mode: As for ``io.FileIO``.
     """
 
@@ -128,6 +128,6 @@ class CheckedFile(io.FileIO):
             return super().write(data)
 
     def close(self) -> None:
-        """See ``io.FileIO.close``; some file systems say only then that the disk is full."""
+        """See ``io.FileIO.close``; some file systems report only then that the disk is full."""
         with os_errors(self._url):
             super().close()

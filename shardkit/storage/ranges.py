@@ -1,9 +1,9 @@
-"""Ranges of remote files through networks that fail: the right bytes of one version, or an error within a time.
+"""Ranges of remote files over unreliable networks: the right bytes of one version, or an error within a time limit.
 
-Servers, proxies and networks cut answers, repeat them, send other parts or other versions than were asked for, and fall
-silent. So an answer is believed only as far as it says itself what it is: its status, where it begins and ends, how
-large the whole file is, how it is encoded, which version it is of. What came is kept; what is missing is asked for
-again, after pauses that grow and are different for everybody. What answers cannot show is shown by checksums.
+Servers, proxies and networks cut answers, repeat them, send parts or versions that were not requested, and fall silent.
+So an answer is trusted only as far as its headers describe it: its status, where it begins and ends, the size of the
+whole file, its encoding, and its version. Received bytes are kept; missing ones are requested again, after random
+pauses that grow. Checksums detect the faults that answers do not show.
 """
 
 import io
@@ -38,18 +38,18 @@ from shardkit.storage.retry import Attempts
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
-_PIECE_BYTES = 1 << 17  # are taken from a connection at once
+_PIECE_BYTES = 1 << 17  # read from a connection at once
 _MAX_RESERVED_BYTES = 1 << 26
-_READ_OVER = 1 << 21  # bytes that are skipped rather than send a request, which takes as long
-_MAX_WRONG_ANSWERS = 2  # in a read, before it is given up
-_MAX_VERSIONS = 1 << 16  # are remembered
+_READ_OVER = 1 << 21  # bytes that are read and skipped, because a new request would take as long
+_MAX_WRONG_ANSWERS = 2  # in a read, before it is abandoned
+_MAX_VERSIONS = 1 << 16  # that are remembered
 
 
 class Signer(Protocol):
     """Turns the URL of a file into a request: an address, and headers with credentials."""
 
     follows: bool
-    """Whether redirects are followed as they come."""
+    """Whether redirects are followed automatically."""
 
     @property
     def network(self) -> Network:
@@ -61,7 +61,7 @@ class Signer(Protocol):
         ...
 
     def renew(self, url: str, refusal: Refusal) -> bool:
-        """Return whether a request that was refused can be made in another way, for example with new credentials."""
+        """Return whether a refused request can be sent in another way, for example with new credentials."""
         ...
 
     def advise(self, refusal: Refusal) -> str:
@@ -70,7 +70,7 @@ class Signer(Protocol):
 
 
 class Ranges:
-    """Reads files that servers give in ranges, each in one version: the part of a ``Storage`` that reads.
+    """Reads ranges of files from servers, each file in one version: the reading part of a ``Storage``.
 
     Args:
         signer: Makes the requests.
@@ -82,11 +82,11 @@ class Ranges:
 
     @cached_property
     def network(self) -> Network:
-        """How the servers are reached; asked for at the first read, as it may need a session."""
+        """How the servers are reached; determined at the first read, because it may need a session."""
         return self.signer.network
 
     def info(self, url: str) -> FileInfo:
-        """Ask which version there is now; later reads are of this one. See ``Storage.info``."""
+        """Ask for the current version; later reads are of this version. See ``Storage.info``."""
         self.forget(url)
         RangeStream(self, url, 0, 1).close()
         version = self._versions.get(url, Version(None))
@@ -123,26 +123,26 @@ class Ranges:
         return RangeStream(self, url, start, fresh=fresh)
 
     def forget(self, url: str) -> None:
-        """Let the next read be of whatever version there is then."""
+        """Forget the version, so that the next read accepts the version that is current then."""
         self._versions.pop(url, None)
 
     def version(self, url: str) -> Version | None:
-        """Return the version that reads are of; None if any will do."""
+        """Return the version that is being read; None if any version is accepted."""
         return self._versions.get(url)
 
     def check_version(self, url: str, version: Version, *, fresh: bool = False) -> str:
-        """Compare the version that an answer is of with the one that reads are of, or take it if none is known.
+        """Compare an answer's version with the version that is being read, or adopt it if none is known.
 
         Args:
             url: The file.
-            version: What an answer says of its version.
-            fresh: What came before was wrong, so this answer is believed where the two contradict each other.
+            version: The version that an answer states.
+            fresh: Earlier data was wrong, so this answer is trusted if the two contradict each other.
 
         Returns:
-            What is contradictory, so that one of the answers is wrong; empty if nothing is.
+            The contradiction, which means that one of the answers is wrong; empty if there is none.
 
         Raises:
-            ChangedFileError: The file is of another version.
+            ChangedFileError: The file has another version.
         """
         known = self._versions.setdefault(url, version)
         if len(self._versions) > _MAX_VERSIONS:
@@ -159,15 +159,15 @@ class Ranges:
 
 
 class RangeStream:
-    """A remote file, read forward; see ``ByteStream``. Broken connections are made again where they broke.
+    """A remote file, read forward; see ``ByteStream``. After a broken connection, reading resumes at the same byte.
 
     Args:
-        ranges: What it is read by.
+        ranges: Reads the file.
         url: The file.
         start: Where to begin.
         stop: Where to end, if before the file's end.
-        attempts: Bounds the tries and the time of the first request; ``read`` takes its own.
-        fresh: Fetch it past caches and over a new connection.
+        attempts: Limits the number and the time of the tries of the first request; ``read`` takes its own.
+        fresh: Fetch it over a new connection, bypassing caches.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class RangeStream:
         self._position = start
         self._stop = stop
         self._fresh = fresh
-        self._end: int | None = None  # of what can be read, once it is known
+        self._end: int | None = None  # of the readable bytes, once it is known
         self._response: BaseHTTPResponse | None = None
-        self._address = url  # that was asked last
+        self._address = url  # of the latest request
         self._at = 0  # the position of the response's next byte
         self._read_over = _READ_OVER
         self._pid = os.getpid()
@@ -207,7 +207,7 @@ class RangeStream:
         first = self._retry(attempts, self._read_piece, n) if n > 0 else b""
         if len(first) in (0, n):
             return first
-        # Pieces are small and go into memory that is asked for once: that is three times as quick as joining them.
+        # Small pieces are read into memory that is allocated once: this is three times as fast as joining them.
         data = io.BytesIO()
         if n <= _MAX_RESERVED_BYTES:
             data.seek(n - 1)
@@ -220,7 +220,7 @@ class RangeStream:
         return data.getvalue()
 
     def read_into(self, out: memoryview, attempts: Attempts) -> int:
-        """Fill ``out``, or as much of it as there is; return how much that is."""
+        """Fill ``out`` as far as there are bytes; return their number."""
         done = 0
         while done < len(out) and (piece := self._retry(attempts, self._read_piece, len(out) - done)):
             out[done : done + len(piece)] = piece
@@ -236,7 +236,7 @@ class RangeStream:
         self._drop()
 
     def _retry(self, attempts: Attempts, step: Callable[..., bytes], *args: int) -> bytes:
-        """Do a step until it succeeds; each time after a failure over another connection."""
+        """Repeat a step until it succeeds; after each failure, use another connection."""
         from urllib3.exceptions import HTTPError
 
         while True:
@@ -252,7 +252,7 @@ class RangeStream:
                 raise
 
     def _read_piece(self, attempts: Attempts, n: int) -> bytes:
-        """Return some of the next ``n`` bytes; none only at the end."""
+        """Return some of the next ``n`` bytes, or none at the end."""
         while True:
             if self._end is not None:
                 n = min(n, self._end - self._position)
@@ -267,7 +267,7 @@ class RangeStream:
             if not piece:
                 self._drop()
                 if self._end is None and not skipped:
-                    self._end = self._position  # nothing said how much there would be
+                    self._end = self._position  # no header stated the length
                     return b""
                 attempts.fail(self._doing, "the answer ended too early")
                 continue
@@ -278,13 +278,13 @@ class RangeStream:
                 return piece
 
     def _drop(self) -> None:
-        """Let go of the answer, and of its connection too if it was not read to its end."""
+        """Release the answer, and close its connection if the answer was not read to its end."""
         response, self._response = self._response, None
         if response is not None:
             response.close()
 
     def _connect(self, attempts: Attempts) -> bytes:
-        """Make sure that there is an answer for the position, unless the file ends before it."""
+        """Ensure that there is an answer for the position, unless the file ends before it."""
         ahead = self._position - self._at
         if self._response is not None and self._pid == os.getpid() and 0 <= ahead <= self._read_over:
             return b""
@@ -331,7 +331,7 @@ class RangeStream:
         )
 
     def _accept(self, response: "BaseHTTPResponse") -> str | None:
-        """Take over what an answer proves about itself; return the problem if it is not what was asked for."""
+        """Adopt the range and version of an answer; return the problem if they are not the requested ones."""
         self._response = response
         try:
             self._at, stop, size = read_extent(response, self._position)
@@ -358,12 +358,12 @@ class RangeStream:
         )
 
     def _end_before(self, refusal: Refusal) -> str | None:
-        """Record that the file has no byte at the position; return the problem if that cannot be."""
+        """Record that the file has no byte at the position; return the problem if that is impossible."""
         size = 0 if refusal.size is None and self._position == 0 else refusal.size
         if size is not None:
             if size > self._position:
                 return f"{refusal}, though the file has {size:,} bytes"
-            known = self._ranges.version(self.url) or Version(None)  # which it was asked for
+            known = self._ranges.version(self.url) or Version(None)  # the requested version
             version = Version(size, refusal.headers.get("etag", known.etag), known.modified)
             if problem := self._ranges.check_version(self.url, version, fresh=self._fresh):
                 return problem

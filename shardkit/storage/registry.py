@@ -16,14 +16,14 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
 class SchemeStorage:
-    """Serves URLs of every scheme, each by its storage, which is made when it is first needed.
+    """Serves URLs of every scheme, each by its own storage, which is created when it is first needed.
 
     Args:
-        storage_options: What storages need to know. Local files need nothing, so that options can be meant for the
-            shards of a local manifest that lie elsewhere.
+        storage_options: Options of the storages. Local files use none, so options given with a local manifest apply
+            to its remote shards.
 
     Raises:
-        ArgumentError: They are no mapping of names.
+        ArgumentError: They are not a mapping with names as keys.
     """
 
     def __init__(self, storage_options: Mapping[str, object] | None = None) -> None:
@@ -40,7 +40,7 @@ class SchemeStorage:
         """Return the storage that serves a URL.
 
         Raises:
-            ArgumentError: There is none, or an option is unknown to it.
+            ArgumentError: There is none, or it does not know an option.
         """
         match = _SCHEME.match(url)
         scheme = match[1].lower() if match else "file"
@@ -93,16 +93,16 @@ class SchemeStorage:
 
 
 def storage_for(url: str, storage_options: Mapping[str, object] | None = None) -> Storage:
-    """Return a storage that serves a URL, and every other one. Nothing is connected before it is used.
+    """Return a storage that serves this URL and every other one. It does not connect before it is used.
 
-    It remembers the versions of remote files: as long as it is kept, all that is read of a file is of one version.
+    It remembers the versions of remote files: as long as it exists, everything read from a file is of one version.
 
     Args:
         url: The file or folder.
-        storage_options: What storages need to know; see ``SchemeStorage``.
+        storage_options: Options of the storages; see ``SchemeStorage``.
 
     Raises:
-        ArgumentError: No storage serves the URL's scheme, or an option is unknown to it.
+        ArgumentError: No storage serves the URL's scheme, or it does not know an option.
 
     Example:
         >>> storage_for("shards/train").list("no such folder")

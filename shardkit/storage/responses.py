@@ -1,4 +1,4 @@
-"""What a web server's answer says about itself: its part and version of a file, or why it brings none."""
+"""What a web server's answer says about itself: which part and version of a file it contains, or why it has none."""
 
 import email.utils
 import re
@@ -18,16 +18,16 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 MISSING = frozenset({404, 410})
 FORBIDDEN = frozenset({401, 403, 407})
-"""The statuses of answers that say: try again later; there is no such file; access is refused."""
+"""The statuses of answers that mean: try again later; there is no such file; access is refused."""
 
 # S3's codes for failures after which another try may succeed, whatever the status.
 _AGAIN_CODES = frozenset(
     {
         *["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"],
-        *["BadDigest", "XAmzContentSHA256Mismatch"],  # what was sent came damaged
+        *["BadDigest", "XAmzContentSHA256Mismatch"],  # the sent data arrived damaged
     }
 )
-_LONGEST_RETRY_AFTER = 1 << 31  # seconds, that a float can hold
+_LONGEST_RETRY_AFTER = 1 << 31  # seconds, which a float can represent
 _MAX_ERROR_BYTES = 1 << 16
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -37,7 +37,7 @@ _ACTUAL_SIZE = re.compile(rb"<ActualObjectSize>(\d{1,18})</ActualObjectSize>")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells one version of a file from another; empty where the server does not say it."""
+    """What distinguishes versions of a file; parts that the server does not state are empty."""
 
     size: int | None
     etag: str = ""
@@ -45,28 +45,28 @@ class Version:
 
     @property
     def is_named(self) -> bool:
-        """Whether the server says more of it than its size."""
+        """Whether the server states more than its size."""
         return bool(self.etag or self.modified)
 
     @property
     def condition(self) -> dict[str, str]:
-        """The header that asks for this version only. A weak ETag cannot."""
+        """The header that requests only this version; none for a weak ETag, which does not allow this."""
         return {"If-Match": self.etag} if self.etag.startswith('"') else {}
 
     def contradicts(self, other: "Version") -> bool:
-        """Return whether the versions differ in their size alone, so that a server or proxy must have erred."""
+        """Return whether only the sizes of the versions differ, which means that a server or proxy is wrong."""
         if not self.is_named or not other.is_named:
-            return self.is_named or other.is_named  # one comes from who knows no versions, a proxy's page perhaps
+            return self.is_named or other.is_named  # one has no version: it may be a proxy's error page
         return self.etag == other.etag if self.etag or other.etag else self.modified == other.modified
 
     def settle(self, other: "Version") -> "Version":
-        """Return what can still be believed of two contradictory versions."""
+        """Return what can still be trusted in two contradictory versions."""
         if self.is_named and other.is_named:
             return replace(self, size=None)
         return self if self.is_named else other
 
     def differs(self, other: "Version") -> str:
-        """Return in what the versions are known to differ; empty if they may be the same."""
+        """Return a known difference between the versions; empty if they may be the same."""
         pairs = [("size", self.size, other.size), ("ETag", self.etag, other.etag)]
         if not (self.etag and other.etag):
             pairs.append(("Last-Modified", self.modified, other.modified))
@@ -78,14 +78,14 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that refuses what was asked for.
+    """An answer that refuses a request.
 
     Attributes:
         status: Its HTTP status.
         code: S3's code for the error; empty if the server does not speak S3.
         text: S3's message.
         headers: Its headers.
-        size: The file's size, if the answer tells it.
+        size: The file's size, if the answer states it.
     """
 
     status: int
@@ -106,7 +106,7 @@ class Refusal:
 
     @property
     def said(self) -> str:
-        """What S3 says, without secrets; empty if the server does not speak S3."""
+        """S3's code and message, without secrets; empty if the server does not speak S3."""
         return hide_secrets(f"{self.code}: {self.text}" if self.text else self.code)
 
     def __str__(self) -> str:
@@ -114,21 +114,21 @@ class Refusal:
 
 
 def read_extent(response: "BaseHTTPResponse", position: int) -> tuple[int, int | None, int | None]:
-    """Return where an answer begins, where it ends and how large the file is, the last two if they are known.
+    """Return where an answer begins, where it ends and the size of the file; the last two are None if unknown.
 
     Args:
-        response: The answer, of status 200 or 206.
-        position: From which byte on the file was asked for.
+        response: The answer, with status 200 or 206.
+        position: The first requested byte of the file.
 
     Raises:
-        ValueError: It brings something else; with the reason.
+        ValueError: It contains something else. The message says why.
     """
     headers = response.headers
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise ValueError(f"it is encoded as {encoding}, which was not asked for; store it without that encoding")
     length = _number(headers.get("Content-Length"))
-    if response.status == 200:  # the server does not know ranges: the file from its beginning
+    if response.status == 200:  # the server does not support ranges: it sends the file from its beginning
         return 0, None, length
     said = headers.get("Content-Range", "").strip()
     match = _CONTENT_RANGE.match(said)
@@ -142,16 +142,16 @@ def read_extent(response: "BaseHTTPResponse", position: int) -> tuple[int, int |
 
 
 def read_version(response: "BaseHTTPResponse", size: int | None) -> Version:
-    """Return the version that an answer is of."""
+    """Return the version that an answer contains."""
     headers = response.headers
     return Version(size, headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip())
 
 
 def read_refusal(response: "BaseHTTPResponse", attempts: Attempts, doing: str) -> Refusal:
-    """Read and close an answer without the file.
+    """Read and close an answer that does not contain the file.
 
     Raises:
-        StorageError: It does not come within the time.
+        StorageError: It does not arrive within the time limit.
         urllib3.exceptions.HTTPError: The connection broke.
     """
     body = b""
@@ -176,7 +176,7 @@ def _number(text: str | None) -> int | None:
 
 
 def asked_pause(text: str | None) -> float | None:
-    """Return the seconds that a Retry-After asks for; None if it asks for none, or for what nobody understands."""
+    """Return the seconds that a Retry-After header asks for; None if there is none, or if it cannot be parsed."""
     if text is None:
         return None
     seconds = _number(text.strip())

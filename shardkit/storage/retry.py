@@ -1,4 +1,4 @@
-"""Trying again: with pauses that grow and are different for everybody, a bounded number of times, within a time."""
+"""Trying again: with random pauses that grow, a limited number of times, within a time limit."""
 
 import logging
 import random
@@ -8,10 +8,10 @@ from typing import NoReturn
 from shardkit.errors import StorageError, hide_secrets
 
 MAX_TRIES = 12
-"""After how many failures in a row to give up: over half a minute, in which a server may be restarted."""
+"""The number of consecutive failures after which to give up: over half a minute, enough for a server to restart."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds, at most
-_LONGEST_ASKED_PAUSE = 60.0  # by the server
+_LONGEST_ASKED_PAUSE = 60.0  # if the server asks for it
 _SLOWEST = 100_000  # bytes a second
 
 _logger = logging.getLogger("shardkit")
@@ -19,16 +19,16 @@ _sleep = time.sleep
 
 
 class Attempts:
-    """Counts the tries of one piece of work, and ends them.
+    """Counts and limits the tries of one operation.
 
     Args:
-        url: What it is about, for messages.
-        seconds: How long it may take, and a second more for each 100 kB that come.
+        url: The file or folder concerned, for messages.
+        seconds: How long it may take, plus one second for each 100 kB received.
 
     Attributes:
-        failures: How often it went wrong.
+        failures: How often it failed.
         renewals: How often the request was changed, for example because credentials had expired.
-        wrong_answers: How often an answer brought something other than what was asked for.
+        wrong_answers: How often an answer contained something other than what was requested.
     """
 
     __slots__ = ("_began", "_received", "_seconds", "_tries", "_url", "failures", "renewals", "wrong_answers")
@@ -45,32 +45,32 @@ class Attempts:
 
     @property
     def seconds_left(self) -> float:
-        """How long it may still take; less than 0 if it has taken too long."""
+        """The remaining time; negative if the operation has taken too long."""
         return self._began + self._seconds + self._received / _SLOWEST - time.monotonic()
 
     def receive(self, received: int, *, is_wanted: bool) -> None:
-        """Count bytes that came; those that are only skipped are no progress."""
+        """Count received bytes; bytes that are only skipped do not count as progress."""
         self._received += received
         if is_wanted:
             self._tries = 0
 
     def check_time(self, doing: str) -> None:
-        """Raise StorageError if the time is over, even if bytes still arrive."""
+        """Raise StorageError if the time has run out, even if bytes still arrive."""
         if self.seconds_left <= 0:
             self._give_up(doing, f"it comes too slowly, {self._received:,} bytes so far")
 
     def fail(self, doing: str, problem: str, *, pause: float | None = None, is_final: bool = False) -> None:
-        """Wait before the next try, or raise if there is to be none.
+        """Wait before the next try, or raise if there is none.
 
         Args:
-            doing: What cannot be done, as the message says it.
-            problem: Why.
-            pause: How long the server asks to wait. The own pause is never shortened by it, so that a server that asks
-                for 0 s, or whose clock is behind, does not get all requests at once.
+            doing: What cannot be done, in the words of the message.
+            problem: The reason.
+            pause: How long the server asks to wait. It never shortens our own pause, so that a server that asks for
+                0 s, or whose clock is behind, does not get all requests at once.
             is_final: Whether another try would not help.
 
         Raises:
-            StorageError: There have been enough tries, or the time is over.
+            StorageError: There have been too many tries, or the time has run out.
         """
         self._tries += 1
         self.failures += 1

@@ -1,8 +1,8 @@
-"""Names that a dataset gives to files: whether they stay below the folder that they are meant for, everywhere.
+"""Names of files that come from a dataset: whether they stay below their intended folder, on every file system.
 
-A dataset may come from a stranger. Code that turns its keys, fields or URLs into paths checks them here before it
-writes anything. A name is refused if, on some file system, it could lead out of the folder or be the same file as
-another one.
+A dataset may come from an untrusted source. Code that turns its keys, fields or URLs into paths checks them here before
+it writes anything. A name is refused if, on some file system, it could lead out of the folder or be the same file as
+another name.
 """
 
 import re
@@ -19,12 +19,12 @@ _MAX_PATH_BYTES = 4096  # PATH_MAX of Linux, with the NUL at its end
 
 
 def find_unsafe(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of several names that cannot be a path below a folder of their own, and why; None if all can.
+    """Return the first name that cannot safely be a path below a folder, and why; None if all names can.
 
-    A name is a relative path with ``/`` between folders. Refused are absolute ones, ``.`` and ``..``, backslashes,
-    colons, control characters (NUL among them), what Windows keeps for devices or changes (a dot or a space at the
-    end), names that are too long, and those that are the same file, or a folder above it, as one before them where
-    case does not count or accents are written in another way.
+    A name is a relative path with ``/`` between folders. The following are refused: absolute paths; ``.`` and ``..``;
+    backslashes, colons and control characters, including NUL; parts that Windows reserves for devices or changes (with
+    a dot or a space at the end); names that are too long; and names that are the same file as an earlier one, or a
+    folder above it, on file systems that ignore case or encode accents differently.
 
     Example:
         >>> find_unsafe(["a/b.jpg", "a/c.jpg"])
@@ -33,8 +33,8 @@ def find_unsafe(names: Iterable[str]) -> tuple[str, str] | None:
         >>> find_unsafe(["a/b.jpg", "A/b.jpg"])
         ('A/b.jpg', "is the same file as 'a/b.jpg' where case does not count")
     """
-    files: dict[str, str] = {}  # folded names: as they were given
-    folders: dict[str, str] = {}  # of all files: one that lies in it
+    files: dict[str, str] = {}  # folded name: the given name
+    folders: dict[str, str] = {}  # every folder of a file: one file in it
     for name in names:
         if problem := _problem(name):
             return name, problem
@@ -52,7 +52,7 @@ def find_unsafe(names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def fold(name: str) -> str:
-    """Return a form that is equal for names that are the same file on some file system: without case, accents composed.
+    """Return a form that is equal for names that some file system treats as one: without case, with composed accents.
 
     Example:
         >>> fold("É.TAR") == fold("e" + chr(0x301) + ".tar")
@@ -82,14 +82,14 @@ def _problem(name: str) -> str:
 
 
 def check_no_links(folder: Path, names: Iterable[str]) -> None:
-    """Check that no folder on the way from a folder to names below it is a link, which would be followed out of it.
+    """Check that no folder between a folder and names below it is a link, which could lead out of the folder.
 
     Args:
         folder: The folder that the user named, which may be a link itself.
         names: Names for which ``find_unsafe`` finds nothing.
 
     Raises:
-        StorageError: One is a link.
+        StorageError: One of these folders is a link.
 
     Example:
         >>> import os, tempfile

@@ -1,4 +1,4 @@
-"""Files that wait on this machine's disk until they are whole, and are then sent to another place."""
+"""Files that stay on this machine's disk until they are complete, and are then sent to another place."""
 
 import io
 import os
@@ -12,16 +12,16 @@ from shardkit.storage.os_errors import CheckedFile, os_errors
 
 @contextmanager
 def spooled(url: str, *, is_named: bool = False) -> Iterator[io.BufferedRandom]:
-    """Provide a new file in ``TMPDIR``, for reading and writing, that is gone when the context ends.
+    """Provide a new file in ``TMPDIR``, for reading and writing, that is deleted when the context ends.
 
     Args:
-        url: What it is to become, for messages.
-        is_named: It has a path, its ``name``. A process that is killed leaves it then, else nothing.
+        url: The file's destination, for messages.
+        is_named: Give it a path, its ``name``. A killed process leaves a named file behind, but not an unnamed one.
 
     Raises:
-        StorageError: It cannot be written, for example because the disk is full; with the folder that it is about.
+        StorageError: It cannot be written, for example because the disk is full. The message names the folder.
     """
-    with os_errors("TMPDIR"):  # there may be no folder at all for temporary files
+    with os_errors("TMPDIR"):  # there may be no folder for temporary files
         place = f"{tempfile.gettempdir()} (TMPDIR, where {url} waits until it is whole)"
     make = tempfile.NamedTemporaryFile if is_named else tempfile.TemporaryFile
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What S3 is asked to do beside giving bytes: done, tried again where that makes sense, or refused with a reason."""
+"""S3 operations other than reading bytes: done, tried again if that makes sense, or refused with a reason."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 
 class Caller:
-    """Has S3 do things.
+    """Calls S3 operations.
 
     Args:
         options: The credentials and the server.
@@ -47,7 +47,7 @@ class Caller:
         self._options = options
 
     def attempts(self, url: str, size: int = 0) -> Attempts:
-        """Return what bounds the tries and the time of one call that sends ``size`` bytes."""
+        """Return the limits on the tries and the time of one call that sends ``size`` bytes."""
         attempts = Attempts(url, self._options.total_timeout)
         attempts.receive(size, is_wanted=False)
         return attempts
@@ -62,21 +62,21 @@ class Caller:
         attempts: Attempts | None = None,
         body: Callable[[], object] | None = None,
     ) -> dict[str, Any]:
-        """Have one thing done, and return what S3 says.
+        """Call one operation, and return S3's answer.
 
         Args:
             operation: Its name in botocore.
             url: The object or folder, for messages.
-            doing: What cannot be done, as the message says it.
-            parameters: The operation's.
-            attempts: Bounds tries and time, and counts them.
-            body: Returns what is sent, anew for each try.
+            doing: What cannot be done, in the words of the message.
+            parameters: The operation's parameters.
+            attempts: Limits and counts the tries, and limits the time.
+            body: Returns the data to send; called for each try.
 
         Raises:
             RefusedError: S3 refuses it.
-            StorageError: It was tried in vain, or not within the time.
+            StorageError: All tries failed, or the time has run out.
             AccessError: There are no credentials.
-            ArgumentError: A parameter cannot be right, such as a bucket's name.
+            ArgumentError: A parameter is invalid, such as a bucket's name.
         """
         from botocore import exceptions
 
@@ -115,10 +115,10 @@ class Caller:
     def call_if_there(
         self, operation: str, url: str, doing: str, parameters: Mapping[str, object]
     ) -> dict[str, Any] | None:
-        """Have one thing done to what is there, and return what S3 says; None if nothing is there. See ``call``.
+        """Call one operation on an existing object, and return S3's answer; None if there is none. See ``call``.
 
         Raises:
-            StorageError: S3 refuses it, or it was tried in vain.
+            StorageError: S3 refuses it, or all tries failed.
         """
         try:
             return self.call(operation, url, doing, parameters)
@@ -129,7 +129,7 @@ class Caller:
 
 
 def _describe(error: Exception) -> str:
-    """Return what went wrong on the way, without secrets."""
+    """Return what went wrong with a request, without secrets."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.EndpointConnectionError | exceptions.ConnectTimeoutError):

@@ -1,7 +1,7 @@
 """Credentials and endpoints for S3: options, profiles and environment -> signed requests and a client.
 
 Credentials, regions and endpoints are resolved by botocore, as for every other AWS tool. A process has one session for
-the same options; a forked or spawned one makes its own.
+each set of options; a forked or spawned process makes its own.
 """
 
 import json
@@ -19,23 +19,24 @@ from shardkit.storage.responses import EXPIRED, Refusal
 
 _CLIENT_OPTIONS = ("region_name", "endpoint_url", "use_ssl", "verify", "api_version")
 _KEPT_CONNECTIONS = 64
-_PLAIN = "/~"  # stands for itself in a key
+_PLAIN = "/~"  # not percent-encoded in a key
 
 
 @dataclass(frozen=True)
 class S3Options:
-    """What ``storage_options`` may have for s3: what s3fs takes, and how long a read may take.
+    """The ``storage_options`` for s3: options of s3fs, and the time limit of a read.
 
     Attributes:
-        key: The access key; with ``secret``, and ``token`` if it is temporary. By default what every AWS tool finds.
+        key: The access key; with ``secret``, and ``token`` if it is temporary. By default, the key that every AWS tool
+            finds.
         secret: The secret key.
         token: The session's token.
-        anon: Ask without credentials, as public buckets allow.
+        anon: Send requests without credentials, as public buckets allow.
         profile: The name of a profile in AWS's configuration files.
         endpoint_url: The server, if it is not AWS's.
         client_kwargs: For botocore's client: ``region_name``, ``verify`` (a file of certificates) and so on.
         config_kwargs: For botocore's ``Config``: ``connect_timeout``, ``read_timeout``, ``s3`` and so on.
-        total_timeout: How long a read may take in all, in seconds, and one more for each 100 kB that have come.
+        total_timeout: How long a read may take in total, in seconds, plus one second for each 100 kB received.
     """
 
     key: str | None = field(default=None, repr=False)
@@ -53,7 +54,7 @@ class S3Options:
             raise MissingExtraError("s3:// needs botocore, which is not installed: pip install 'shardkit[s3]'")
         for name in ("key", "secret", "token"):
             value = getattr(self, name)
-            if not isinstance(value, str | None):  # it is not shown
+            if not isinstance(value, str | None):  # the value is not shown
                 raise ArgumentError(
                     f"storage_options: {name} must be text, got {type(value).__name__}; write it in quotes"
                 )
@@ -80,7 +81,7 @@ class S3Options:
 
     @cached_property
     def identity(self) -> str:
-        """What tells these options from others. It has the secrets."""
+        """A string that identifies these options. It contains the secrets."""
         return json.dumps([getattr(self, f.name) for f in fields(self)], sort_keys=True, default=repr)
 
 
@@ -88,18 +89,18 @@ OPTIONS = tuple(f.name for f in fields(S3Options))
 
 
 class S3Session:
-    """A client of a process's own, and what signs the requests that it does not send itself.
+    """A client that belongs to one process, and the signing of requests that the client does not send itself.
 
     Attributes:
-        client: botocore's.
+        client: botocore's client.
     """
 
     def __init__(self, options: S3Options) -> None:
         import botocore
         from botocore.config import Config
 
-        # Checksums beyond Content-MD5 only where they must be: servers other than AWS's do not know them. One try only:
-        # when and how often to try again is decided in one place for reads and writes.
+        # Checksums beyond Content-MD5 are used only where they are required: servers other than AWS's do not support
+        # them. There is only one try: one place decides for all reads and writes when and how often to try again.
         default = Config(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
@@ -111,11 +112,11 @@ class S3Session:
         self._options = options
         self._config = self._unsigned if options.anon else config
         self._addresses: dict[str, str] = {}  # by bucket
-        self._regions: dict[str, str] = {}  # of the buckets that have another one than the client
+        self._regions: dict[str, str] = {}  # of the buckets whose region differs from the client's
         self._open()
 
     def _open(self) -> None:
-        """Find credentials; called again when they have expired."""
+        """Find credentials; called again after they have expired."""
         import botocore.session
 
         options = self._options
@@ -147,7 +148,7 @@ class S3Session:
         )
 
     def sign(self, url: str) -> tuple[str, dict[str, str]]:
-        """Return where to send a GET for an object, and the headers that sign it.
+        """Return the address for a GET of an object, and the headers that sign the request.
 
         Other headers are not signed, so that a proxy may change them.
 
@@ -173,7 +174,7 @@ class S3Session:
         return address, dict(request.headers.items())
 
     def _address(self, bucket: str) -> str:
-        """Return what the addresses of a bucket's objects begin with."""
+        """Return the common prefix of the addresses of a bucket's objects."""
         address = self._addresses.get(bucket)
         if address is None:
             client = self._make_client(self._unsigned, self._regions.get(bucket))
@@ -183,7 +184,7 @@ class S3Session:
         return address
 
     def renew(self, url: str, refusal: Refusal) -> bool:
-        """Return whether a request that was refused may be made again: to another region, or with new credentials.
+        """Return whether a refused request may be sent again: to another region, or with new credentials.
 
         Args:
             url: The object.
@@ -203,7 +204,7 @@ class S3Session:
 
 @cache
 def _loader(data_path: str | None) -> Any:
-    """Return what reads botocore's descriptions of services, for all sessions: each would keep 12 MB of its own."""
+    """Return a shared loader of botocore's service descriptions: otherwise each session would keep its own 12 MB."""
     from botocore.loaders import create_loader
 
     return create_loader(data_path)
@@ -221,10 +222,10 @@ def session_for(options: S3Options) -> S3Session:
 
 @dataclass(frozen=True)
 class S3Signer:
-    """Signs requests; see ``Signer``. Its pickle has the options alone."""
+    """Signs requests; see ``Signer``. Its pickle contains only the options."""
 
     options: S3Options
-    follows = False  # a signature is for one host
+    follows = False  # a signature is valid for one host
 
     @property
     def network(self) -> Network:
@@ -282,7 +283,7 @@ def split_s3(url: str) -> tuple[str, str]:
 
 
 def _checked(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call what checks arguments that the user gave. Raises ArgumentError if they are wrong."""
+    """Call a function that checks the user's arguments. Raises ArgumentError if they are wrong."""
     from botocore.exceptions import BotoCoreError
 
     try:

@@ -20,7 +20,7 @@ class S3Storage(Ranges):
         options: See ``S3Options``.
 
     Raises:
-        ArgumentError: An option is not known, or is wrong.
+        ArgumentError: An option is unknown or invalid.
         MissingExtraError: botocore is not installed.
     """
 
@@ -34,7 +34,7 @@ class S3Storage(Ranges):
 
     @contextlib.contextmanager
     def create(self, url: str, *, overwrite: bool = False) -> Iterator[BinaryIO]:
-        """See ``Storage.create``. The file waits on this machine's disk until it is whole."""
+        """See ``Storage.create``. The file stays on this machine's disk until it is complete."""
         if not split_s3(url)[1]:
             raise ArgumentError(f"{url}: is a bucket, not a file; write s3://bucket/name", url=url)
         if not overwrite and self.uploads.find(url) is not None:
@@ -79,7 +79,7 @@ def find_uploads(url: str, storage: S3Storage) -> list[Upload]:
     """Return the unfinished uploads to a folder or an object, the oldest first.
 
     Raises:
-        ArgumentError: It is no URL of S3.
+        ArgumentError: It is not an S3 URL.
         StorageError: The server does not list them.
     """
     if not url.lower().startswith("s3://"):

@@ -1,8 +1,8 @@
-"""Local files -> objects of S3, whole or not at all and compared afterwards; and what killed uploads have left.
+"""Local files -> objects of S3, whole or not at all, and compared afterwards; and the remains of killed uploads.
 
-A file is sent by one request, or in parts that become an object when the last request says so. Each carries an MD5 that
-the server compares. An answer that is lost says nothing of what was done, so what is there then is compared with the
-file: by its size, and by the SHA-256 that is sent along.
+A file is sent in one request, or in parts that become an object when the last request completes it. Each request
+carries an MD5 that the server checks. If an answer is lost, it is unknown what the server has done, so the stored
+object is compared with the file: by its size, and by the SHA-256 that is sent with it.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from shardkit.storage.s3.client import Caller, RefusedError
 from shardkit.storage.s3.session import split_s3
 
 ONE_REQUEST_BYTES = 64 << 20
-"""The largest file that is sent by one request."""
+"""The largest file that is sent in one request."""
 
 PART_BYTES = 16 << 20
-"""How large parts are, unless there would be more than S3's 10 000."""
+"""The size of parts, unless there would be more than S3's limit of 10 000."""
 
 _MAX_PARTS = 10_000
-_SENDS = 3  # tries to send a file, if the server stores something else
+_SENDS = 3  # tries to send a file, if the server stores something different
 _SHA256 = "shardkit-sha256"
 _MD5 = re.compile(r'"[0-9a-f]{32}(-\d+)?"\Z')
 
@@ -38,9 +38,9 @@ class Upload:
     """A multipart upload that was neither completed nor aborted; its parts take up room.
 
     Attributes:
-        url: What the object would be.
-        id: What S3 calls the upload.
-        began: When it was begun, in seconds since 1970.
+        url: The URL that the object would have.
+        id: S3's id of the upload.
+        began: When it began, in seconds since 1970.
     """
 
     url: str
@@ -50,11 +50,11 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What is known of a file before it is sent."""
+    """What is known about a file before it is sent."""
 
     size: int
     sha256: str
-    md5s: tuple[bytes, ...]  # of the parts; of a file that is sent by one request, of it
+    md5s: tuple[bytes, ...]  # of the parts, or of the file if it is sent in one request
     part_size: int
 
     @classmethod
@@ -75,23 +75,23 @@ class _Content:
         return self.size > ONE_REQUEST_BYTES
 
     def md5(self, number: int) -> str:
-        """Return the MD5 of a part as it is sent, by its number from 1."""
+        """Return the MD5 of a part in the form in which it is sent, by its number from 1."""
         return b64encode(self.md5s[number - 1]).decode()
 
     @property
     def etag(self) -> str:
-        """The ETag of the object, on servers that make it of MD5s."""
+        """The ETag of the object, on servers that compute it from MD5s."""
         if not self.has_parts:
             return f'"{self.md5s[0].hex()}"'
         return f'"{_md5(b"".join(self.md5s)).hex()}-{len(self.md5s)}"'
 
     def is_same(self, found: dict[str, Any]) -> bool:
-        """Return whether an object says of itself that it is this file."""
+        """Return whether an object's metadata says that it is this file."""
         named = {name.lower(): value for name, value in found.get("Metadata", {}).items()}
         return found["ContentLength"] == self.size and named.get(_SHA256) == self.sha256
 
     def differs(self, found: dict[str, Any]) -> str:
-        """Return in what an object differs from this file; empty if it does not, as far as can be seen."""
+        """Return how an object differs from this file; empty if no difference is visible."""
         if found["ContentLength"] != self.size:
             return f"it has {found['ContentLength']:,} bytes, {self.size:,} were sent"
         if _MD5.match(found["ETag"]) and found["ETag"] != self.etag:
@@ -103,27 +103,27 @@ class Uploads:
     """Publishes files as objects.
 
     Args:
-        caller: Has S3 do things.
+        caller: Calls S3 operations.
     """
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._has_conditions = True  # until a server says that it knows none
+        self._has_conditions = True  # until a server says that it does not support them
 
     def find(self, url: str) -> dict[str, Any] | None:
-        """Return what S3 says of an object; None if there is none.
+        """Return S3's metadata of an object; None if there is no object.
 
         Raises:
-            StorageError: It does not say.
+            StorageError: S3 does not return it.
         """
         return self._caller.call_if_there("head_object", url, "cannot be looked for", _place(url))
 
     def publish(self, url: str, file: BinaryIO, *, overwrite: bool) -> None:
-        """Send a file, and compare what is stored then.
+        """Send a file, and then compare the stored object with it.
 
         Raises:
             DatasetExistsError: There is an object of that name with other content, and ``overwrite`` is False.
-            StorageError: It could not be sent. There is no object then, or the old one, or in rare cases the new one.
+            StorageError: It could not be sent. Then there is no object, or the old one, or in rare cases the new one.
         """
         content = _Content.of(file)
         problem = ""
@@ -142,7 +142,7 @@ class Uploads:
         )
 
     def _send(self, url: str, file: BinaryIO, content: _Content, *, overwrite: bool) -> None:
-        """Send a file once, or find that it was sent though the answer was lost."""
+        """Send a file once, or find that it was sent although the answer was lost."""
         for _ in range(_SENDS):
             is_conditional = self._has_conditions and not overwrite
             condition = {"IfNoneMatch": "*"} if is_conditional else {}
@@ -158,7 +158,7 @@ class Uploads:
                     self._has_conditions = False
                 elif is_conditional and error.status == 412:
                     raise taken(url) from None
-                elif error.status != 409:  # 409: somebody else wrote it at the same time, so try again
+                elif error.status != 409:  # 409: another client wrote it at the same time, so try again
                     raise error.explain(url, "cannot be written") from None
             except StorageError:
                 if not self._is_there(url, content):
@@ -194,18 +194,18 @@ class Uploads:
         place = {**_place(url), "UploadId": begun["UploadId"]}
         try:
             if attempts.failures:
-                self._abort_others(url, begun["UploadId"])  # an answer may have been lost, and with it an upload's name
+                self._abort_others(url, begun["UploadId"])  # an answer, and with it an upload's id, may have been lost
             numbers = range(1, len(content.md5s) + 1)
             parts = [{"PartNumber": n, "ETag": self._send_part(url, file, content, n, place)} for n in numbers]
             whole = {**place, **condition, "MultipartUpload": {"Parts": parts}}
             self._caller.call("complete_multipart_upload", url, doing, whole)
         except BaseException:
-            with contextlib.suppress(RefusedError, StorageError):  # if it was completed, there is nothing to abort
+            with contextlib.suppress(RefusedError, StorageError):  # a completed upload cannot be aborted
                 self._caller.call("abort_multipart_upload", url, "its upload cannot be aborted", place)
             raise
 
     def _send_part(self, url: str, file: BinaryIO, content: _Content, number: int, place: Mapping[str, str]) -> str:
-        """Send one part, and return what S3 calls it."""
+        """Send one part, and return its ETag."""
         file.seek((number - 1) * content.part_size)
         data, md5 = file.read(content.part_size), content.md5s[number - 1]
         if _md5(data) != md5:
@@ -253,10 +253,10 @@ class Uploads:
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def abort(self, upload: Upload) -> None:
-        """Abort an upload, so that its parts are deleted; nothing happens if it is gone already.
+        """Abort an upload, so that its parts are deleted; nothing happens if it no longer exists.
 
         Raises:
-            StorageError: The server does not do it.
+            StorageError: The server does not abort it.
         """
         doing = f"its upload {upload.id} cannot be aborted"
         place = {**_place(upload.url), "UploadId": upload.id}
@@ -269,7 +269,7 @@ class Uploads:
 
 
 def _knows_no_conditions(error: RefusedError) -> bool:
-    """Return whether a server refuses a condition as such: Swift, and older ones."""
+    """Return whether a server refuses a request because it does not support conditions, as Swift and old servers do."""
     return error.status in (400, 501) or (error.status == 412 and error.refusal.code != "PreconditionFailed")
 
 
