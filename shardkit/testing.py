@@ -73,10 +73,10 @@ def assert_resumes_anywhere(
     loader = make_loader()
     expected = [list(loader) for _ in range(epochs)]
     if not any(expected):
-        raise AssertionError(f"the loader has no batches in {epochs} epochs, so nothing can be said of it")
+        raise AssertionError(f"the loader has no batches in {epochs} epochs, so nothing can be checked")
     again = make_loader()
     for epoch, batches in enumerate(expected):
-        where = f"two loaders of make_loader, which should be new ones, do not agree: epoch {epoch}"
+        where = f"two loaders from make_loader, which must be new ones, give different batches: epoch {epoch}"
         _compare(again, batches, where)
     stops = [(epoch, count) for epoch in range(epochs) for count in range(len(expected[epoch]) + 2)]
     stopped = [_stop(make_loader(), expected, *stop) for stop in _some([(0, None), *stops], max_stops)]
@@ -118,9 +118,9 @@ def _stop(loader: ResumableLoader, expected: list[list[Any]], epoch: int, count:
     state = loader.state_dict()
     copy = _through_json(state, where)
     if count is not None:
-        _compare(iterator, expected[epoch][len(taken) :], f"{where}, and went on: state_dict() disturbed it")
+        _compare(iterator, expected[epoch][len(taken) :], f"{where}, and continued: state_dict() disturbed it")
     if state != copy:
-        raise AssertionError(f"{where}, and went on: the state that it had returned changed from {copy} to {state}")
+        raise AssertionError(f"{where}, and continued: the state that it had returned changed from {copy} to {state}")
     return _Stopped(where, copy, rest)
 
 
@@ -129,7 +129,7 @@ def _through_json(state: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         copy: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
-        raise AssertionError(f"{where}: the state {state!r} is no JSON: {error}") from error
+        raise AssertionError(f"{where}: the state {state!r} is not JSON: {error}") from error
     if copy != state:
         raise AssertionError(f"{where}: JSON makes {copy!r} of the state {state!r}; keep it to text, numbers, lists")
     return copy
@@ -150,12 +150,12 @@ def _compare(found: Iterable[Any], expected: Sequence[Any], where: str, *, by_ke
     for number, other in enumerate(expected):
         one = next(iterator, _END)
         if one is _END:
-            raise AssertionError(f"{where}: {number} {unit} came, expected {len(expected)}")
+            raise AssertionError(f"{where}: got {number} {unit}, expected {len(expected)}")
         if not _equal(one, other):
             raise AssertionError(f"{where}: of its {unit}, number {number} is {_short(one)}, expected {_short(other)}")
     one = next(iterator, _END)  # check for only one more: there may be no end
     if one is not _END:
-        raise AssertionError(f"{where}: more than {len(expected)} {unit} came, the next is {_short(one)}")
+        raise AssertionError(f"{where}: got more than {len(expected)} {unit}, the next is {_short(one)}")
 
 
 def _keys(batches: Iterable[Any]) -> Iterator[Any]:

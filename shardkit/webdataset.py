@@ -184,7 +184,7 @@ class WebDataset(wds.DataPipeline, FluidInterface):  # type: ignore[misc]  # web
             )
         if handler is not None and handler not in _HANDLERS:
             raise ArgumentError(
-                f"handler={handler!r}: is not one that is known here; write on_error='skip' to leave out the rest of "
+                f"handler={handler!r}: is not known here; write on_error='skip' to leave out the rest of "
                 "damaged shards, and give handlers to the stages that are to have them"
             )
         source = ShardStream(

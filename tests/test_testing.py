@@ -236,13 +236,13 @@ class HasNumbersForNames(Loader):
             RepeatsASample,
             "after 1 batches of epoch 0, and resumed: the rest: of its batches, number 0 is .'06'.*, exp.*'09'",
         ),
-        (LosesTheRestOfTheEpoch, "after 1 batches of epoch 0, and resumed: the rest: 0 batches came, expected 3"),
+        (LosesTheRestOfTheEpoch, "after 1 batches of epoch 0, and resumed: the rest: got 0 batches, expected 3"),
         (BeginsTheEpochAgain, "after 1 batches of epoch 0, and resumed: the rest: of its batches, number 0 is .'00'"),
         (ForgetsTheEpoch, "after 4 batches of epoch 0, at its end, and resumed: the rest: of its batches, number 0 is"),
         (Reorders, "before it began, and resumed: the rest: of its batches, number 0 is .'00', '01', '02'"),
         (DrawsOtherNumbers, "before it began, and resumed: the rest: of its batches, number 0 is"),
-        (DropsTheLastBatch, "before it began, and resumed: the rest: 3 batches came, expected 4"),
-        (NeverEnds, r"before it began, and resumed: the rest: more than 4 batches came, the next is \[\]"),
+        (DropsTheLastBatch, "before it began, and resumed: the rest: got 3 batches, expected 4"),
+        (NeverEnds, r"before it began, and resumed: the rest: got more than 4 batches, the next is \[\]"),
         (HasAStateThatStays, "after 1 batches of epoch 0, and resumed: the rest: of its batches, number 0 is .'00'"),
         (HasTheStateOfTheEpochsBegin, "after 1 batches of epoch 0, and resumed: the rest: of its batches, number 0 is"),
         (CountsWhatIsMadeAhead, "after 1 batches of epoch 0, and resumed: the rest: of its batches, number 0 is .'07'"),
@@ -256,16 +256,16 @@ class HasNumbersForNames(Loader):
         ),
         (
             IsDisturbed,
-            r"after 2 batches of epoch 0, and went on: state_dict\(\) disturbed it: of its batches, number 0",
+            r"after 2 batches of epoch 0, and continued: state_dict\(\) disturbed it: of its batches, number 0",
         ),
         (GoesOnWithTheSameEpoch, "before it began, and resumed: 1 epochs later: of its batches, number 0 is"),
         (
             BeginsAnEpochThatItsStateSaysHasEnded,
             "after 4 batches of epoch 0, at its end, and resumed: the rest: of its",
         ),
-        (HasAnOrderOfItsOwn, "two loaders of make_loader, which should be new ones, do not agree: epoch 0"),
-        (HasASet, "the state .*'seen': {1, 2}.* is no JSON: Object of type set is not JSON serializable"),
-        (HasATensor, "the state .* is no JSON: Object of type Tensor is not JSON serializable"),
+        (HasAnOrderOfItsOwn, "two loaders from make_loader, which must be new ones, give different batches: epoch 0"),
+        (HasASet, "the state .*'seen': {1, 2}.* is not JSON: Object of type set is not JSON serializable"),
+        (HasATensor, "the state .* is not JSON: Object of type Tensor is not JSON serializable"),
         (HasATuple, r"JSON makes .*'place': \[1, 2\].* of the state .*'place': \(1, 2\).*; keep it to text, numbers"),
         (HasNumbersForNames, "JSON makes .*'3': 4.* of the state .*, 3: 4"),
     ],
@@ -283,7 +283,9 @@ def test_what_a_loader_raises_comes_out():
 def test_one_loader_again_and_again_is_told():
     loader = Loader()
 
-    with pytest.raises(AssertionError, match="two loaders of make_loader, which should be new ones, do not agree"):
+    with pytest.raises(
+        AssertionError, match="two loaders from make_loader, which must be new ones, give different batches"
+    ):
         assert_resumes_anywhere(lambda: loader)
 
 
@@ -299,7 +301,7 @@ def test_with_another_batch_size_samples_are_compared():
         AssertionError, match="epoch 0, and resumed: the rest: of its samples, number 0 is '02', expected"
     ):
         assert_resumes_anywhere(Loader, resume_with=lambda: LosesASample(batch_size=4))
-    with pytest.raises(AssertionError, match="the rest: 8 samples came, expected 10"):
+    with pytest.raises(AssertionError, match="the rest: got 8 samples, expected 10"):
         assert_resumes_anywhere(Loader, resume_with=lambda: DropsTheLastBatch(batch_size=4))
 
 

@@ -218,7 +218,7 @@ def test_a_variable_that_there_is_not_is_an_error(monkeypatch):
 
 def test_the_second_argument_is_the_handler(damaged):
     assert len(list(WebDataset(damaged, wds.ignore_and_continue))) == len(list(WebDataset(damaged, on_error="skip")))
-    with pytest.raises(ArgumentError, match=r"handler=True: is not one that is known here"):
+    with pytest.raises(ArgumentError, match=r"handler=True: is not known here; write on_error='skip'"):
         WebDataset(damaged, True)
 
 

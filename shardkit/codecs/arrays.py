@@ -89,9 +89,9 @@ def decode_npz(data: bytes, max_bytes: int) -> dict[str, npt.NDArray[Any]]:
             if name == member.filename:
                 raise ValueError(f"its member {name!r} is not an npy file")
             if name in arrays:
-                raise ValueError(f"its member {member.filename!r} is there twice")
+                raise ValueError(f"its member {member.filename!r} is in it twice")
             if member.compress_type not in _NPZ_COMPRESSIONS:
-                raise ValueError(f"its member {member.filename!r} is compressed in a way that NumPy has not")
+                raise ValueError(f"its member {member.filename!r} is compressed in a way that NumPy does not use")
             with archive.open(member) as file:
                 arrays[name] = decode_npy(file.read(member.file_size), max_bytes)  # a bare read() has no bound
     return arrays

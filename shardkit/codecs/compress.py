@@ -383,7 +383,7 @@ class _Decompressed:
 
 def _cut(url: str, name: str, stored: int, offset: int) -> TruncatedShardError:
     return TruncatedShardError(
-        f"shard {url}: ends at byte {stored:,} in the midst of its {name} data; fetch or write it again",
+        f"shard {url}: ends at byte {stored:,} in the middle of its {name} data; fetch or write it again",
         url=url,
         offset=offset,
     )

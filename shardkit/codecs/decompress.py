@@ -155,6 +155,6 @@ def decompress(data: bytes, name: str, max_bytes: int) -> bytes:
         if room < 0:
             raise CodecError(f"it holds more than the limit, max_decompressed_bytes={max_bytes:,}")
         if not member.eof:
-            raise CodecError(f"it ends in the midst of its {name} data")
+            raise CodecError(f"it ends in the middle of its {name} data")
         data = member.unused_data
     return b"".join(pieces)

@@ -194,7 +194,7 @@ def _open_image(data: bytes, max_pixels: int) -> _ImageFile:
         )
     kind = next((kind for kind, magic in _MAGICS.items() if re.match(magic, data, re.DOTALL)), None)
     if kind is None:
-        raise ValueError(f"it begins with {data[:8]!r}, as no image does that shardkit reads")
+        raise ValueError(f"it begins with {data[:8]!r}, unlike every image that shardkit reads")
     if kind == "Jpeg":
         _check_scans(data)
         _check_jpeg_end(data)

@@ -144,7 +144,7 @@ def read_right(url: str, read: Callable[..., T]) -> T:
         try:
             return read(fresh=number > 0)
         except (ShardError, DatasetError) as error:
-            _logger.warning("what came is wrong, so it is fetched again: %s", error)
+            _logger.warning("the data is wrong, so it is fetched again: %s", error)
     return read(fresh=is_remote(url))
 
 
@@ -206,7 +206,7 @@ def check_options(scheme: str, options: Mapping[str, object], known: tuple[str, 
     """Check that all options are known. Raises ArgumentError."""
     if unknown := sorted(set(options) - set(known)):
         raise ArgumentError(
-            f"storage_options: {', '.join(unknown)} is none of those for {scheme}: {', '.join(known)}; correct it"
+            f"storage_options: {', '.join(unknown)} is not an option of {scheme}: {', '.join(known)}; correct it"
         )
 
 

@@ -278,7 +278,7 @@ def describe_failure(error: Exception) -> tuple[str, bool]:
         return f"the connection is not secure ({_brief(cause or error)})", not refused
     if isinstance(error, exceptions.ProtocolError):
         return f"the connection broke ({_brief(cause or error)})", True
-    return f"it cannot be asked for ({_brief(error)})", False
+    return f"it cannot be requested ({_brief(error)})", False
 
 
 def _brief(error: BaseException) -> str:

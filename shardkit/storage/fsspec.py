@@ -113,7 +113,7 @@ class GenericStorage:
         given.update(own if isinstance(own, Mapping) else ())
         if unknown := sorted(given - _known_options(type(filesystem))):
             raise ArgumentError(
-                f"{url}: storage_options: {', '.join(unknown)} is none of those for {first}; correct it, or say whose "
+                f"{url}: storage_options: {', '.join(unknown)} is not an option of {first}; correct it, or say whose "
                 f'it is: {{"{last}": {{"{unknown[0]}": ...}}}}',
                 url=url,
             )
@@ -180,7 +180,9 @@ class GenericStorage:
             there = self.info(url).size
             if start + size > there:
                 raise ended(url, start, max(0, there - start), size)
-            attempts.fail(doing, f"{len(data):,} bytes came instead of {size:,}", is_final=fresh and len(data) > size)
+            attempts.fail(
+                doing, f"{len(data):,} bytes arrived instead of {size:,}", is_final=fresh and len(data) > size
+            )
             fresh = True
 
     def read_into(self, url: str, start: int, out: memoryview, *, fresh: bool = False) -> None:

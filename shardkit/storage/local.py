@@ -206,7 +206,7 @@ def temporary_folder(url: str) -> Path:
     with os_errors(str(own)):
         own.mkdir(mode=0o700, exist_ok=True)
         if own.lstat().st_uid != os.getuid():
-            raise AccessError(f"{own}: belongs to somebody else; set TMPDIR to another folder", url=str(own))
+            raise AccessError(f"{own}: belongs to another user; set TMPDIR to another folder", url=str(own))
     return own / hashlib.sha256(canonical_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 

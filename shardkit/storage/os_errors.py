@@ -29,7 +29,7 @@ _ADVICE = {
     errno.EDQUOT: ("cannot be written, because your quota is used up", "make room, or choose another disk"),
     errno.EFBIG: ("cannot be written", "raise 'ulimit -f', or choose another disk"),
     errno.ENAMETOOLONG: ("has a name that is too long", "choose a shorter one"),
-    errno.ELOOP: ("is a link that leads nowhere, or may not be followed", "remove it, or name what it is to lead to"),
+    errno.ELOOP: ("is a link that leads nowhere, or may not be followed", "remove it, or give the path of its target"),
     errno.EMFILE: ("cannot be opened, because too many files are open", "raise 'ulimit -n'"),
     errno.EIO: ("the disk reports an error", "check the disk, and fetch or write the file again elsewhere"),
 }

@@ -346,13 +346,13 @@ class RangeStream:
         end = stop if self.size is None else self.size
         self._end = end if end is None or self._stop is None else min(end, self._stop)
         if stop is not None and self._end is not None and stop > self._end:
-            return f"bytes {self._at:,} to {stop:,} came, more than there are or were asked for"
+            return f"bytes {self._at:,} to {stop:,} arrived, more than exist or were requested"
         return None
 
     def _wrong(self, problem: str) -> StorageError:
         return StorageError(
             f"{self.url}: at byte {self._position:,} the server's answers are not what was asked for: {problem}; "
-            "nothing of them was used. Look for a proxy or a server that changes what it passes on",
+            "none of them was used. Look for a proxy or a server that changes what it passes on",
             url=self.url,
             offset=self._position,
         )

@@ -57,7 +57,7 @@ class Attempts:
     def check_time(self, doing: str) -> None:
         """Raise StorageError if the time has run out, even if bytes still arrive."""
         if self.seconds_left <= 0:
-            self._give_up(doing, f"it comes too slowly, {self._received:,} bytes so far")
+            self._give_up(doing, f"the data arrives too slowly, {self._received:,} bytes so far")
 
     def fail(self, doing: str, problem: str, *, pause: float | None = None, is_final: bool = False) -> None:
         """Wait before the next try, or raise if there is none.

@@ -76,7 +76,7 @@ def test_uploads_that_were_begun_and_not_ended_are_listed_and_aborted(ceph):
         (["ls", "s3://bucket/a", "--storage-option", "password"], "--storage-option 'password': write name=value"),
         (
             ["ls", "s3://b/a", "--storage-option", "anno=1"],
-            "--storage-option: anno is none of those for s3: key, secret",
+            "--storage-option: anno is not an option of s3: key, secret",
         ),
         (
             ["index", "a.tar", "--out", "https://host/a"],

@@ -438,7 +438,7 @@ def test_the_size_of_a_webp_is_read_without_opening_it(options, mode):
 
 def test_formats_that_no_field_names_are_not_read():
     for form in ("ICO", "PCX", "TGA", "EPS"):
-        refuses("png", saved(Image.fromarray(PHOTO), form), "as no image does that shardkit reads")
+        refuses("png", saved(Image.fromarray(PHOTO), form), "unlike every image that shardkit reads")
 
 
 def test_the_default_limit_is_where_pillow_begins_to_warn():

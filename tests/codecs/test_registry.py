@@ -237,7 +237,7 @@ def test_a_field_without_a_codec_says_how_to_get_one():
         ("json.gz", b"{}", "it is damaged or not gz data"),
         ("npy", b"not an array", "it begins with b'not an', not like an npy file"),
         ("npz", b"not a zip", "BadZipFile: File is not a zip file"),
-        ("jpg", b"not an image", "it begins with b'not an i', as no image does that shardkit reads"),
+        ("jpg", b"not an image", "it begins with b'not an i', unlike every image that shardkit reads"),
         ("jpg", b"", "it begins with b''"),
     ],
 )

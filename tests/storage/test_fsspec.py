@@ -212,7 +212,7 @@ def test_more_than_was_asked_for_is_no_range(url):
     Flaky.prepared = {"cat_file": [lambda data: data + b"x"]}
     assert storage_for(url).read_range(url, 0, 1000) == DATA[:1000]
     Flaky.prepared = {"cat_file": [lambda data: data + b"x"] * 2}
-    with pytest.raises(StorageError, match="because 1,001 bytes came instead of 1,000 "):
+    with pytest.raises(StorageError, match="because 1,001 bytes arrived instead of 1,000 "):
         storage_for(url).read_range(url, 0, 1000)
 
 
@@ -400,7 +400,7 @@ def test_worker_processes_read_after_their_parent_has_read(start, kind, web, rec
 def test_an_option_that_a_cache_would_drop_is_refused(options):
     url = "simplecache::memory://a.tar"
     with pytest.raises(
-        ArgumentError, match="token is none of those for simplecache; correct it, or say whose it is: "
+        ArgumentError, match="token is not an option of simplecache; correct it, or say whose it is: "
     ) as caught:
         storage_for(url, options).info(url)
 

@@ -219,7 +219,7 @@ def test_manifests_and_indexes_that_come_wrong_are_fetched_again_or_refused(name
 
         assert found == {key: SAMPLES[key] for key in found}
         assert rule.hits == 1
-        assert "what came is wrong, so it is fetched again: " in caplog.text
+        assert "the data is wrong, so it is fetched again: " in caplog.text
         faulty.clear()
 
 

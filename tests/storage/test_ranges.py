@@ -203,7 +203,7 @@ def test_what_is_skipped_is_read_over_if_it_is_little_and_else_not_fetched(serve
         (answer(206, CONTENT[:5000]), "Content-Range ''"),
         (answer(206, CONTENT[:5000], content_range="bytes 1000-5999/100"), "Content-Range 'bytes 1000-5999/100'"),
         (answer(206, CONTENT[:100], content_range="bytes 1000-5999/256000"), "and 100 bytes"),
-        (answer(206, CONTENT[:6000], content_range="bytes 1000-6999/256000"), "more than there are or were asked for"),
+        (answer(206, CONTENT[:6000], content_range="bytes 1000-6999/256000"), "more than exist or were requested"),
         (answer(206, CONTENT[:5000], content_range="items 1000-5999/256000"), "Content-Range"),
         (answer(200, CONTENT, content_encoding="gzip"), "it is encoded as gzip, which was not asked for"),
         (answer(416, content_range="bytes */256000"), "answers 416, though the file has 256,000 bytes"),
@@ -214,7 +214,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused(serve, said, proble
     assert read(serve(said, said, well)) == CONTENT[1000:6000]
     with pytest.raises(StorageError, match=re.escape(problem)) as caught:
         read(serve(said, said, said, well))
-    assert "nothing of them was used" in str(caught.value)
+    assert "none of them was used" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_the_web_is_read_and_neither_written_nor_listed():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"user": "me"}, "user is none of those for http and https: username, password, headers, connect_timeout"),
+        ({"user": "me"}, "user is not an option of http and https: username, password, headers, connect_timeout"),
         ({"read_timeout": 0}, "read_timeout must be a positive number of seconds, got 0"),
         ({"total_timeout": "long"}, "total_timeout must be a positive number of seconds, got 'long'"),
         ({"ca_certs": 5}, "storage_options: ca_certs must be text or a path, got 5"),

@@ -166,7 +166,7 @@ class Uploads:
                 return
             else:
                 return
-        raise StorageError(f"{url}: others write it at the same time; choose another name, or wait for them", url=url)
+        raise StorageError(f"{url}: other clients are writing it now; choose another name, or wait for them", url=url)
 
     def _is_there(self, url: str, content: _Content) -> bool:
         found = self.find(url)
@@ -209,7 +209,7 @@ class Uploads:
         file.seek((number - 1) * content.part_size)
         data, md5 = file.read(content.part_size), content.md5s[number - 1]
         if _md5(data) != md5:
-            raise StorageError(f"{url}: the file that is sent was changed meanwhile; write it again", url=url)
+            raise StorageError(f"{url}: the file was changed while it was being sent; write it again", url=url)
         for _ in range(_SENDS):
             sent = self._caller.call(
                 "upload_part",
@@ -223,7 +223,7 @@ class Uploads:
             if not _MD5.match(etag) or etag == f'"{md5.hex()}"':
                 return etag
         raise StorageError(
-            f"{url}: part {number:,} is stored as something else than was sent; look for what changes data on its way",
+            f"{url}: part {number:,} is not stored as it was sent; look for what changes data on its way",
             url=url,
         )
 

@@ -268,7 +268,7 @@ def test_a_bucket_in_another_region_is_asked_there(aws):
     [
         (
             {"anno": True},
-            "anno is none of those for s3: key, secret, token, anon, profile, endpoint_url, client_kwargs",
+            "anno is not an option of s3: key, secret, token, anon, profile, endpoint_url, client_kwargs",
         ),
         ({"key": "a"}, "key and secret go together; give both, or neither"),
         ({"key": 5, "secret": "b"}, "key must be text, got int; write it in quotes"),

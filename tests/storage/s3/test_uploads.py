@@ -197,7 +197,7 @@ def test_a_file_that_changes_while_it_is_sent_is_refused(moto, monkeypatch, reco
         return content
 
     monkeypatch.setattr(uploads._Content, "of", change)
-    with pytest.raises(StorageError, match="the file that is sent was changed meanwhile; write it again"):
+    with pytest.raises(StorageError, match="the file was changed while it was being sent; write it again"):
         write(storage_for(url, options_for(moto)), url, LARGE)
     assert list(storage_for(url, options_for(moto)).serving(url).uploads.list(url)) == []
     record_property("fault", ("upload", "spool changed during upload", "parts, new", "StorageError"))
