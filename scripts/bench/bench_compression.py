@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Measure what compression does to shards of images, text and arrays, and how fast.
 
-Run it with ``python scripts/bench/bench_compression.py``, or with ``--megabytes 2 --rounds 1`` to see that it works. It
-needs scikit-learn, for the photographs that come with it; nothing is downloaded or written.
+Run it with ``python scripts/bench/bench_compression.py``, or with ``--megabytes 2 --rounds 1`` for a quick check that
+it works. It needs scikit-learn, which includes the photographs. Nothing is downloaded or written.
 
-Each kind of data is packed into tar blocks of 1 MB, as shards are, and kept in memory. zst compresses a frame a block,
-gz all of them as one stream. One thread; rates are in 10^6 bytes of uncompressed tar a second, medians of all rounds;
-the compressions take turns, so that a slow moment hits all alike. Ratio is the uncompressed size divided by the stored
-one.
+Each kind of data is packed into tar blocks of 1 MB, as shards are, and kept in memory. zst compresses each block as one
+frame, gz all blocks as one stream. Everything runs in one thread. Rates are in 10^6 bytes of uncompressed tar per
+second, as the median of all rounds. The compressions take turns, so that a slow moment affects all of them. The ratio
+is the uncompressed size divided by the stored size.
 
-Measured with ``--megabytes 32`` on a virtual machine of two shared cores. Compare the rates with each other, not with
-yours::
+Measured with ``--megabytes 32`` on a virtual machine with two shared cores. Compare the rates with each other, not with
+those of your machine::
 
     data                compression  ratio  compress MB/s  decompress MB/s
     ------------------  -----------  -----  -------------  ---------------
@@ -69,7 +69,7 @@ def jpegs(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
 
 
 def texts(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
-    """Yield the source texts of Python's standard library, again and again if they do not suffice."""
+    """Yield the source files of Python's standard library, repeating them without end."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py"))
     files = [file for file in files if "site-packages" not in file.parts]
     for number in itertools.cycle(rng.permutation(len(files))):
@@ -77,7 +77,7 @@ def texts(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
 
 
 def series(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
-    """Yield measurements: 16 channels of 1 000 steps, waves and noise, float32."""
+    """Yield simulated measurements: 16 channels of 1 000 steps, waves and noise, float32."""
     steps = np.arange(1000)[:, None]
     while True:
         waves = np.sin(steps * rng.uniform(0.001, 0.1, 16)) * rng.uniform(1, 10, 16)
@@ -85,7 +85,7 @@ def series(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
 
 
 def tokens(rng: np.random.Generator) -> Iterator[tuple[str, object]]:
-    """Yield token ids, distributed as words are: 2 048 of a vocabulary of 50 000, int32."""
+    """Yield arrays of 2 048 int32 token ids from a vocabulary of 50 000, distributed like words."""
     frequencies = 1 / np.arange(1, 50_001)
     while True:
         yield "npy", rng.choice(50_000, 2048, p=frequencies / frequencies.sum()).astype(np.int32)
@@ -95,7 +95,7 @@ KINDS = {"JPEG images": jpegs, "text (source code)": texts, "float32 series": se
 
 
 def tar_blocks(values: Iterator[tuple[str, object]], size: int) -> Blocks:
-    """Return at least ``size`` bytes of tar in blocks of whole members, about 1 MB each."""
+    """Return at least ``size`` bytes of tar, as blocks of whole members of about 1 MB each."""
     blocks, block = [], bytearray()
     for number, (field, value) in enumerate(values):
         data = encode(field, value)
@@ -109,7 +109,7 @@ def tar_blocks(values: Iterator[tuple[str, object]], size: int) -> Blocks:
 
 
 def compress(compression: str, blocks: Blocks) -> Blocks:
-    """Return what is stored of the blocks."""
+    """Return the blocks, compressed as they are stored."""
     name, level = parse_compression(compression)
     if name == "zst":
         return [compress_frame(block, level) for block in blocks]
@@ -120,7 +120,7 @@ def compress(compression: str, blocks: Blocks) -> Blocks:
 
 
 def decompress(compression: str, stored: Blocks, sizes: list[int]) -> Blocks:
-    """Return the blocks again."""
+    """Return the decompressed blocks."""
     name = parse_compression(compression).name
     if name == "zst":
         return [decompress_frame(f, size, url="", offset=0) for f, size in zip(stored, sizes, strict=True)]
@@ -138,7 +138,7 @@ def timed(function: Callable[[], Blocks]) -> tuple[float, Blocks]:
 
 
 def measure(blocks: Blocks, rounds: int) -> dict[str, tuple[float, float, float]]:
-    """Return ratio, and megabytes a second compressed and decompressed, for each compression."""
+    """Return the ratio and the MB/s of compressing and decompressing, for each compression."""
     sizes = [len(block) for block in blocks]
     seconds: dict[str, list[tuple[float, float]]] = {compression: [] for compression in COMPRESSIONS}
     ratios = {}
@@ -159,8 +159,8 @@ def measure(blocks: Blocks, rounds: int) -> dict[str, tuple[float, float, float]
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=64, help="of each kind of data (default: 64)")
-    parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken (default: 5)")
+    parser.add_argument("--megabytes", type=float, default=64, help="size of each kind of data (default: 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians of (default: 5)")
     options = parser.parse_args()
 
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; one thread")

@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""How fast shardkit loads, beside other loaders and beside what the hardware can do.
+"""Measure how fast shardkit loads, compared with other loaders and with what the hardware can do.
 
-image: photographs of 60 KB are decoded, cropped at random to 224 x 224, mirrored, and become batches of 64. raw: their
-bytes and labels are handed over. small: texts of 300 bytes and labels. npy: arrays of 1 KB. Each loader runs in a
-process of its own, with two threads or two processes, and they take turns; a ratio is of one round. The ceiling is the
-same work in bare threads, on bytes in memory. Other loaders are installed into environments in the folder --work, where
-they are not installed already.
+There are four tasks. image: photographs of 60 KB are decoded, cropped at random to 224 x 224, mirrored and batched by
+64. raw: the loader returns their bytes and labels. small: texts of 300 bytes and labels. npy: arrays of 1 KB. Each
+loader runs in a process of its own, with two threads or two processes. The loaders take turns, and each ratio compares
+two runs of the same round. The ceiling is the same work in bare threads, on bytes in memory. Loaders that are not
+installed already are installed into environments in the folder --work.
 
---classic: how much faster than a loop over loose files the loader is, with 1 to 8 threads or processes, batches of 10
-to 1000, and four pipelines of albumentations from light to heavy. Starting is part of the time, and what comes out is
-compared to the last bit.
+--classic measures how much faster the loader is than a loop over loose files, with 1 to 8 threads or processes, batches
+of 10 to 1000, and four pipelines of albumentations from light to heavy. The time includes starting the loader, and the
+batches must be equal to the last bit.
 
-Either takes less than 15 minutes on a machine with two processors that does nothing else. A run that other programs
-disturbed is repeated, twice at most. The input is made of photographs that scikit-image and scikit-learn ship. What
-comes out is compared: all samples, each once. Tables, JSON (``--json FILE``) and pictures (``--plot FILE``) have the
-medians of rounds. ``memory`` is the most that a loader held, ``beyond imports`` how much more than before it was made,
-``first batch`` the time from then on. One line says how long the GIL is held for an image.
+Either takes less than 15 minutes on an otherwise idle machine with two processors. A run that other programs disturbed
+is repeated, at most twice. The input is made from photographs that scikit-image and scikit-learn ship. Each pass is
+checked: every sample must come exactly once. Tables, JSON (``--json FILE``) and pictures (``--plot FILE``) show the
+medians of the rounds. ``memory`` is the peak of a loader, ``beyond imports`` its growth since before the loader was
+made, ``first batch`` the time from making the loader to its first batch. One line says how long the GIL is held per
+image.
 
-Measured on a virtual machine of two shared cores that does nothing else, CPython 3.11, beside loaders that also have
-two threads or two processes. Rates of shardkit in samples/s, then how many times as fast as each other loader it is::
+Measured on an otherwise idle virtual machine with two shared cores, CPython 3.11, compared with loaders that also have
+two threads or two processes. The first row is shardkit's rate; the others say how many times as fast as each loader
+shardkit is::
 
                                                           image    raw    small      npy
     ---------------------------------------------------  ------  ------  -------  -------
@@ -36,21 +38,22 @@ two threads or two processes. Rates of shardkit in samples/s, then how many time
     DALI 2.4 on the CPU, antialiased                       1.50    0.63      3.4
     DALI 2.4 on the CPU, not antialiased                   1.25
 
-The first batch of photographs came after 0.20 s. The loader took 280 MB beyond its imports, with ``memory="64MB"`` 144
-MB. It compares the CRC-32 of every block or field, which none of the others does. It holds the GIL for at most 135 us
-an image. A ``ShardStream`` in a DataLoader is 1.6 times as fast as webdataset, and as fast with the same decoder.
+The first batch of photographs came after 0.20 s. The loader took 280 MB beyond its imports, or 144 MB with
+``memory="64MB"``. It compares the CRC-32 of every block or field, which no other loader does. It holds the GIL for at
+most 135 us per image. A ``ShardStream`` in a DataLoader is 1.6 times as fast as webdataset, and equally fast with the
+same decoder.
 
-All of a JPEG is decoded, whatever the crop, so that damage anywhere in it is an error. Until format 2, the rows below a
-crop were left out: random crops were 1.13 times as fast as they are now, and center crops 1.03 times.
+A JPEG is decoded completely, whatever the crop, so that damage anywhere in it is an error. Before format 2, the rows
+below a crop were not decoded: random crops were 1.13 times as fast as they are now, and center crops 1.03 times.
 
-Where Python and memory decide, such a machine is not the same from one minute to the next. On another day it gave 2 920
-(with fewer rows decoded), 58 800, 723 000 and 860 000.
+Rates that are bound by Python or by memory vary from one minute to the next on such a machine. On another day they were
+2 920 (with fewer rows decoded), 58 800, 723 000 and 860 000.
 
-Undecoded files of 60 KB come sooner from loose files that the system has in memory, and from DALI: copying and
-comparing one takes 10 us, Python 10 us more, and a quarter of the time threads wait for each other. With ``--classic``,
-when it was last run, before all rows were decoded, an epoch of 1 500 photographs ran with two threads at 0.85 to 0.97
-of the speed of bare threads, and with one thread at 0.93 to 0.99 of the speed of a loop, starting included. Starting
-processes takes 1.5 s, longer than that epoch, so they are for long ones.
+For undecoded files of 60 KB, loose files in the system's page cache and DALI are faster: copying and comparing a file
+takes 10 us, Python takes 10 us more, and threads wait for each other for a quarter of the time. ``--classic`` was last
+run before all rows were decoded. An epoch of 1 500 photographs, including the start, ran with two threads at 0.85 to
+0.97 of the speed of bare threads, and with one thread at 0.93 to 0.99 of the speed of a loop. Starting processes takes
+1.5 s, longer than that epoch, so they only pay off in long epochs.
 """
 
 import argparse
@@ -72,12 +75,12 @@ from loading.peers import OWN, PEERS, Peer
 from loading.rounds import child_environment, measure_rounds, summarise
 from loading.tables import classic_tables, task_table
 
-_INPUT, _CLASSIC_INPUT = (4000, 200_000), (1500, 100)  # images, and small samples, of which --classic needs none
+_INPUT, _CLASSIC_INPUT = (4000, 200_000), (1500, 100)  # images, and small samples, which --classic hardly needs
 _WORK = Path(tempfile.gettempdir(), "shardkit-bench-loading")
 
 
 def measure_gil(folder: Path, seconds: float) -> dict[str, float]:
-    """Return for how long shardkit holds the GIL, as ``loading/gil.py`` says."""
+    """Return how long shardkit holds the GIL, as measured by ``loading/gil.py``."""
     program = Path(__file__).with_name("loading") / "gil.py"
     command = [sys.executable, str(program), str(folder), str(seconds)]
     done = subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True, check=True)
@@ -86,7 +89,7 @@ def measure_gil(folder: Path, seconds: float) -> dict[str, float]:
 
 
 def compare_loaders(arguments: argparse.Namespace, folder: Path, title: str) -> dict[str, Any]:
-    """Measure shardkit and the others at all tasks, and print tables."""
+    """Measure shardkit and the other loaders in all tasks, and print tables."""
     results: dict[str, dict[str, Any]] = {}
     for task in arguments.tasks:
         peers = [peer for peer in PEERS if task in peer.tasks]
@@ -118,7 +121,7 @@ def compare_loaders(arguments: argparse.Namespace, folder: Path, title: str) -> 
 
 
 def compare_ways(arguments: argparse.Namespace, folder: Path, title: str) -> dict[str, Any]:
-    """Measure the classic experiment, and print tables."""
+    """Run the classic experiment, and print tables."""
     runs = measure_classic(
         find_python("albumentations", arguments.work, install=not arguments.no_install),
         folder,
@@ -141,21 +144,21 @@ def compare_ways(arguments: argparse.Namespace, folder: Path, title: str) -> dic
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=_WORK, help=f"for input and environments; by default {_WORK}")
-    parser.add_argument("--images", type=int, help="by default 4000; 1500 with --classic")
-    parser.add_argument("--smalls", type=int, help="samples of small and npy; by default 200000; 100 with --classic")
+    parser.add_argument("--work", type=Path, default=_WORK, help=f"folder for input and environments (default: {_WORK})")
+    parser.add_argument("--images", type=int, help="number of images (default: 4000; 1500 with --classic)")
+    parser.add_argument("--smalls", type=int, help="samples of small and npy (default: 200000; 100 with --classic)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more of a processor")
+    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more processors")
     parser.add_argument("--no-install", action="store_true", help="measure only what is installed")
-    parser.add_argument("--json", type=Path, help="write everything into a file")
-    parser.add_argument("--plot", type=Path, help="draw a picture, .png or .svg, if matplotlib is installed")
+    parser.add_argument("--json", type=Path, help="write all results into this file")
+    parser.add_argument("--plot", type=Path, help="draw the results into this .png or .svg file (needs matplotlib)")
     tasks = parser.add_argument_group("loaders")
     tasks.add_argument("--tasks", nargs="+", choices=BATCH_SIZES, default=list(BATCH_SIZES))
-    tasks.add_argument("--only", nargs="+", help="loaders whose name contains one of these")
-    tasks.add_argument("--seconds", type=float, default=1.5, help="that each run takes, in whole passes")
-    tasks.add_argument("--limit", type=float, default=4, help="seconds after which a slow loader's pass is left")
+    tasks.add_argument("--only", nargs="+", help="measure only loaders whose name contains one of these")
+    tasks.add_argument("--seconds", type=float, default=1.5, help="least time of a run; it makes whole passes")
+    tasks.add_argument("--limit", type=float, default=4, help="seconds after which a pass is stopped early")
     classic = parser.add_argument_group("the classic experiment")
     classic.add_argument("--classic", action="store_true")
     classic.add_argument("--pipelines", nargs="+", choices=PIPELINES, default=list(PIPELINES))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How long the manifest of a large dataset takes to open.
+"""Measure how long it takes to open the manifest of a large dataset.
 
-Measured on a virtual machine of two shared cores: a manifest of 100 000 shards opens in 1.4 s.
+Measured on a virtual machine with two shared cores: a manifest of 100 000 shards opens in 1.4 s.
 """
 
 import argparse
@@ -17,9 +17,9 @@ ROUNDS = 7
 
 
 def main() -> None:
-    """Write a manifest of made-up shards and print the median time of opening it."""
+    """Write a manifest of invented shards and print the median time to open it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="how many shards it has; 100,000")
+    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="number of shards (default: 100,000)")
     num_shards = parser.parse_args().shards
     shards = tuple(
         Shard(

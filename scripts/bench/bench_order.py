@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What the order of an epoch of 10^9 samples costs.
+"""Measure what the order of an epoch of 10^9 samples costs.
 
-Measured on a virtual machine of two shared cores, for 100 000 shards: ready in 0.008 s with 7 MB; any position takes
-0.12 ms, a sample in sequence 0.15 us.
+Measured on a virtual machine with two shared cores, for 100 000 shards: the plan is ready after 0.008 s and takes 7 MB.
+Looking up any position takes 0.12 ms; in sequence, a sample takes 0.15 us.
 """
 
 import argparse
@@ -23,18 +23,18 @@ STRETCH = 1 << 18  # positions that a loader asks for at once
 
 
 def main() -> None:
-    """Print a line for each of some sizes of blocks and numbers of lanes."""
+    """Print one line for each combination of block size and number of lanes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="how many shards the dataset has; 100,000")
+    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="number of shards of the dataset (default: 100,000)")
     num_shards = parser.parse_args().shards
-    runs = 9_000 + shuffled(num_shards, key=0) % 2_001  # ragged: 10 000 on average
+    runs = 9_000 + shuffled(num_shards, key=0) % 2_001  # of different sizes: 10 000 on average
     for block_samples, lanes in ((16, 240), (64, 240), (64, 960), (256, 240)):
         make = partial(OrderPlan, runs, block_samples, seed=1, epoch=0, lanes=lanes)
         print(measure(make))
 
 
 def measure(make: Callable[[], OrderPlan]) -> str:
-    """Return what a plan costs."""
+    """Return the cost of a plan."""
     ready = statistics.median(seconds(make) for _ in range(ROUNDS))
     tracemalloc.start()
     plan = make()
@@ -52,7 +52,7 @@ def measure(make: Callable[[], OrderPlan]) -> str:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Return how long a call takes."""
+    """Return how many seconds a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

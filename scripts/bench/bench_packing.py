@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""How long packing takes, beside webdataset's ShardWriter and GNU tar; with --memory, how much memory it takes.
+"""Measure how long packing takes, compared with webdataset's ShardWriter and GNU tar, or with --memory its memory use.
 
-4 000 files of 40 to 80 KB in class folders, on a memory file system, become uncompressed shards. shardkit's time is
-that of listing the folder and packing with one worker: shuffled, with SHA-256, CRCs, index and manifest; the time in
-fsync stands apart. webdataset reads the same files and writes the same fields. GNU tar, a process of its own, writes
-the files alone. They take turns, so that other load on the machine affects all of them; a ratio is of one round.
+4 000 files of 40 to 80 KB in class folders, on a memory file system, become uncompressed shards. shardkit's time covers
+listing the folder and packing with one worker: shuffled, with SHA-256, CRCs, index and manifest. The time in fsync is
+shown separately. webdataset reads the same files and writes the same fields. GNU tar runs as a process of its own and
+writes only the files. The programs take turns, so that other load on the machine affects all of them, and each ratio
+compares two runs of the same round.
 
-Measured on a virtual machine of two shared cores, CPython 3.11, webdataset 1.0.2, medians of rounds that alternate:
+Measured on a virtual machine with two shared cores, CPython 3.11, webdataset 1.0.2, medians of alternating rounds:
 shardkit takes 0.32 s, 1.7 times as fast as webdataset's ``ShardWriter``; GNU tar takes 0.17 s. With ``--memory``,
-packing 4 GB of samples of 1 KB from an iterator, shuffled, takes 513 MB of memory at most.
+packing 4 GB of samples of 1 KB from an iterator, shuffled, takes at most 513 MB of memory.
 
-GNU tar is more than twice as fast because it computes no checksums, makes no index and does not shuffle. The SHA-256 of
-a shard alone, which no two threads can share, takes longer than all that GNU tar does. Where other programs keep the
-second core busy, packing is 1.4 times as fast as webdataset's.
+GNU tar is nearly twice as fast because it computes no checksums, writes no index and does not shuffle. The SHA-256 of a
+shard alone, which cannot be split between threads, takes longer than all of GNU tar's work. If other programs keep the
+second core busy, shardkit packs 1.4 times as fast as webdataset.
 """
 
 import argparse
@@ -38,7 +39,7 @@ CLASSES = 10
 
 
 def write_files(folder: Path, count: int) -> None:
-    """Write files that are like JPEGs in size and in that they cannot be compressed."""
+    """Write files that have the size of JPEGs and, like them, cannot be compressed."""
     numbers = random.Random(0)  # noqa: S311 - sizes and bytes of a benchmark
     content = numbers.randbytes(1_000_000)
     for number in range(count):
@@ -65,7 +66,7 @@ def with_webdataset(source: Path, out: Path) -> None:
 
 
 def with_tar(source: Path, out: Path) -> None:
-    """Let GNU tar write the files."""
+    """Pack the files with GNU tar."""
     subprocess.run(["tar", "-cf", out / "train.tar", "-C", source, "."], check=True)
 
 
@@ -87,7 +88,7 @@ class SyncTimer:
 
 
 def cpu_seconds() -> float:
-    """Return what this process and those that it waited for have used, in all threads."""
+    """Return the processor seconds of this process and the children it has waited for, over all threads."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -105,7 +106,7 @@ def measure(program: Callable[[Path, Path], None], source: Path, folder: Path, t
 
 
 def compare(folder: Path, count: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Return each program's medians, and the medians and the worst of shardkit's ratios to it."""
+    """Return each program's medians, and the median and the worst of shardkit's ratios to it."""
     source = folder / "images"
     source.mkdir()
     write_files(source, count)
@@ -114,7 +115,7 @@ def compare(folder: Path, count: int, rounds: int) -> dict[str, dict[str, float]
     for turn in range(rounds + 1):
         for name, program in PROGRAMS.items():
             result = measure(program, source, folder, timer)
-            if turn:  # the first warms up
+            if turn:  # the first round is for warming up
                 results[name].append(result)
     table = {}
     for name, runs in results.items():
@@ -127,7 +128,7 @@ def compare(folder: Path, count: int, rounds: int) -> dict[str, dict[str, float]
 
 
 def small_samples(total: int) -> Iterator[dict[str, Any]]:
-    """Yield samples of one text of 1 KB."""
+    """Yield samples with one text of 1 KB each."""
     text = random.Random(0).randbytes(750).hex()  # noqa: S311 - a text of a benchmark
     for number in range(total // 1000):
         start = number % 500
@@ -140,7 +141,7 @@ def pack_small(out: str, total: int) -> None:
 
 
 def measure_memory(folder: Path, total: int) -> dict[str, float]:
-    """Pack small samples in a process of its own; return its largest resident size, sampled, and its seconds."""
+    """Pack small samples in a process of its own; return its sampled peak resident size and its seconds."""
     started = time.perf_counter()
     command = [sys.executable, __file__, "--pack-small", str(folder / "small"), "--bytes", str(total)]
     process = subprocess.Popen(command)
@@ -156,13 +157,13 @@ def measure_memory(folder: Path, total: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", help="where the files and shards are for the while; by default in memory if possible")
+    parser.add_argument("--dir", help="folder for temporary files (default: a memory file system, if there is one)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--files", type=int, default=4000)
     parser.add_argument("--memory", action="store_true", help="measure memory instead, in the temporary folder")
-    parser.add_argument("--bytes", type=int, default=4 * 10**9, help="of small samples, for --memory")
+    parser.add_argument("--bytes", type=int, default=4 * 10**9, help="total size of the small samples, for --memory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--pack-small", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""How fast shardkit reads from web servers and object stores, beside other clients and beside a raw socket.
+"""Measure how fast shardkit reads from web servers and object stores, compared with other clients and a raw socket.
 
-read: a file, over one connection, from nginx and from Ceph's S3 gateway. far: blocks, over 1 to 16 connections, through
-a proxy that emulates a distance: 30 ms a round trip, 10 MB/s a connection. near: epochs of photographs, decoded and
-not, from local files, HTTP and S3, and with a GET for each image. epochs-far: the same from far away, and of a dataset
-of 1 000 shards. steady: memory with a setting, and descriptors and threads, in the course of an epoch of 1 000 shards.
+There are five parts. read: a file, over one connection, from nginx and from Ceph's S3 gateway. far: blocks, over 1 to
+16 connections, through a proxy that emulates a distant server: 30 ms per round trip, 10 MB/s per connection. near:
+epochs of photographs, decoded and undecoded, from local files, HTTP and S3, and with a GET for each image. epochs-far:
+the same from the distant server, and epochs of a dataset of 1 000 shards. steady: memory with a ``memory=`` setting,
+descriptors and threads, in the course of an epoch of 1 000 shards.
 
-All servers are on this machine, and started and ended by this program; scripts/test says which programs they are. Each
-client runs in a process of its own, and they take turns; a ratio is of one round. What comes is compared with what was
-stored. CPU is that of the client alone. Other clients are installed into environments in the folder --work, where they
-are not installed already. All parts take seven minutes.
+This program starts and stops all servers, on this machine; scripts/test names the programs. Each client runs in a
+process of its own. The clients take turns, and each ratio compares two runs of the same round. Received bytes are
+compared with the stored ones. CPU is the client's alone. Clients that are not installed already are installed into
+environments in the folder --work. All parts together take seven minutes.
 
-Measured on a virtual machine of two shared cores that does nothing else, one run of each table, medians of three
-rounds. At the loopback a client that waits less is quicker than one that does less, so CPU says more than MB/s::
+Measured on an otherwise idle virtual machine with two shared cores, one run of each table, medians of three rounds.
+Over the loopback, a client that waits less is quicker than one that does less, so CPU says more than MB/s::
 
     read                                         HTTP, MB/s  CPU s/GB  S3, MB/s  CPU s/GB
     -------------------------------------------  ----------  --------  --------  --------
@@ -24,9 +25,10 @@ rounds. At the loopback a client that waits less is quicker than one that does l
     webdataset's pipe:curl                            3 760      0.27     2 170      0.21
     boto3, get_object                                                     2 290      0.08
 
-near and epochs-far: an epoch of 1 500 photographs of 60 KB, decoded and cropped by two threads. Far away, the single
-GETs had 16 connections, and shardkit opened 32 by itself, through a proxy that needs much of both processors. The rows
-from far away were measured on another day, when the machine was quicker and only some rows of a JPEG were decoded::
+near and epochs-far: an epoch of 1 500 photographs of 60 KB, decoded and cropped by two threads. With the distant
+server, the single GETs used 16 connections and shardkit opened 32 by itself, through a proxy that takes much of both
+processors. The "far away" rows were measured on another day, when the machine was quicker and only some rows of a JPEG
+were decoded::
 
                                       images/s  CPU ms an image           first batch
     --------------------------------  --------  ------------------------  -----------
@@ -39,17 +41,18 @@ from far away were measured on another day, when the machine was quicker and onl
     shardkit, far away, 1 000 shards     1 360  0.83                           0.65 s
     a GET for each image, far away         410  1.04                           0.32 s
 
-far: 1, 4 and 16 connections bring 96 to 99 % of what can be had by waiting a round trip for each block of 1 or 4 MB; a
-raw socket brings no more. steady: with ``memory="128MB"`` and a slow training loop, 128 MB of blocks are held, and 215
-MB in all with batches and indexes, as much as for local files. Over 1 000 shards neither descriptors nor threads grow.
+far: 1, 4 and 16 connections reach 96 to 99 % of the limit that a round trip per block of 1 or 4 MB sets; a raw socket
+reaches no more. steady: with ``memory="128MB"`` and a slow training loop, the loader holds 128 MB of blocks, and 215 MB
+in all with batches and indexes, as much as for local files. Neither descriptors nor threads grow over 1 000 shards.
 
-Where shardkit is not ahead: boto3 needs two thirds of its CPU for an S3 object, because shardkit takes an answer in
-small pieces, checks which file and version it is from and can continue in its middle. Blocks, each a signed request,
-need twice as much as a stream. Photographs that are not decoded come two fifths as fast from HTTP and a seventh as fast
-from S3 as from local files. A single GET has its first batch sooner from far away, because a shuffled batch of shards
-needs a block for nearly each sample. If a server serves fewer connections at a time than a loader opens, 32, the others
-wait; when one has waited for a second, idle ones are closed, so that the server turns to it, and the epoch goes on,
-though in jerks. Only the server can close idle connections of other processes: give it a short keep-alive time.
+Where shardkit is slower: boto3 needs two thirds of shardkit's CPU for an S3 object, because shardkit reads a response
+in small pieces, checks which file and version it comes from and can resume in the middle. Blocks, each a signed
+request, need twice as much CPU as a stream. Undecoded photographs are read two fifths as fast over HTTP and a seventh
+as fast from S3 as from local files. From a distant server, single GETs return their first batch sooner, because a
+shuffled batch from shards needs a block for nearly every sample. If a server accepts fewer connections at a time than
+the 32 that a loader opens, the others wait. When one has waited for a second, idle ones are closed so that the server
+can accept it, and the epoch continues, though unevenly. Only the server can close idle connections of other processes:
+give it a short keep-alive time.
 """
 
 import argparse
@@ -71,7 +74,7 @@ _PARTS = ("read", "far", "near", "epochs-far", "steady")
 
 
 def measure(arguments: argparse.Namespace, bench: parts.Bench) -> dict[str, Any]:
-    """Measure parts, print their tables, and return everything."""
+    """Measure the chosen parts, print their tables, and return all results."""
     results: dict[str, Any] = {}
     if "read" in arguments.parts:
         results["read"] = parts.read_file(bench)
@@ -96,21 +99,21 @@ def measure(arguments: argparse.Namespace, bench: parts.Bench) -> dict[str, Any]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=_WORK, help=f"for input and environments; by default {_WORK}")
+    parser.add_argument("--work", type=Path, default=_WORK, help=f"folder for input and environments (default: {_WORK})")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
-    parser.add_argument("--only", nargs="+", default=[], help="clients and loaders whose name contains one of these")
-    parser.add_argument("--tasks", nargs="+", choices=parts.TASKS, default=list(parts.TASKS), help="of near")
-    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4, 16], help="of far")
+    parser.add_argument("--only", nargs="+", default=[], help="measure only names that contain one of these")
+    parser.add_argument("--tasks", nargs="+", choices=parts.TASKS, default=list(parts.TASKS), help="for near")
+    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4, 16], help="for far")
     parser.add_argument("--images", type=int, default=1500)
-    parser.add_argument("--megabytes", type=int, default=256, help="of the file")
-    parser.add_argument("--shards", type=int, default=1000, help="of the dataset of many shards")
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the file")
+    parser.add_argument("--shards", type=int, default=1000, help="number of shards of the larger dataset")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="that each run takes, in whole passes")
-    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more of a processor")
+    parser.add_argument("--seconds", type=float, default=1.0, help="least time of a run; it makes whole passes")
+    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more processors")
     parser.add_argument("--no-install", action="store_true", help="measure only what is installed")
-    parser.add_argument("--json", type=Path, help="write everything into a file")
+    parser.add_argument("--json", type=Path, help="write all results into this file")
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     python = sys.executable if arguments.no_install else python_of("input", work)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How quickly ShardStream yields undecoded samples in one process, beside webdataset.
+"""Measure how quickly ShardStream yields undecoded samples in one process, compared with webdataset.
 
-Two kinds of samples are made, 60 KB (jpg, cls) and 300 bytes (txt, cls), each as a bare tar and as a dataset with an
-index. The programs take turns, so that other load on the machine affects all of them; a ratio is of one round.
+There are two kinds of samples, 60 KB (jpg, cls) and 300 bytes (txt, cls), each as a bare tar and as a dataset with an
+index. The programs take turns, so that other load on the machine affects all of them, and each ratio compares two runs
+of the same round.
 
-Measured with ``--megabytes 200 --folder /dev/shm`` on a virtual machine of two shared cores, CPython 3.11, webdataset
-1.0.2, undecoded samples in order in one process, medians of rounds that alternate::
+Measured with ``--megabytes 200 --folder /dev/shm`` on a virtual machine with two shared cores, CPython 3.11, webdataset
+1.0.2, undecoded samples in order in one process, medians of alternating rounds::
 
     samples    fields                                       samples/s  times webdataset
     ---------  -------------------------------------------  ---------  ----------------
@@ -14,7 +15,7 @@ Measured with ``--megabytes 200 --folder /dev/shm`` on a virtual machine of two 
     300 bytes  as they come                                   274 700              11.3
     300 bytes  each compared with its CRC-32 in the index     195 200               8.1
 
-webdataset checks nothing.
+webdataset compares no checksums.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def write_shards(folder: Path, field: str, size: int, count: int) -> None:
 
 
 def programs(folder: Path) -> dict[str, Callable[[], Iterable[Any]]]:
-    """Return what is compared: each gives a fresh pass over the same samples, in the order of the shards."""
+    """Return the programs to compare: each starts a new pass over the same samples, in the order of the shards."""
     tars = sorted(str(path) for path in folder.glob("*.tar"))
     return {
         "webdataset": lambda: webdataset.WebDataset(tars, shardshuffle=False),
@@ -62,7 +63,7 @@ def programs(folder: Path) -> dict[str, Callable[[], Iterable[Any]]]:
 
 
 def measure(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
-    """Return samples per second of every program in every round."""
+    """Return the samples per second of every program in every round."""
     rates: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for name, make in programs(folder).items():
@@ -71,17 +72,17 @@ def measure(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
             elapsed = time.perf_counter() - started
             if seen != count:
                 raise RuntimeError(f"{name} yielded {seen:,} samples, expected {count:,}")
-            if turn:  # the first warms up
+            if turn:  # the first round is for warming up
                 rates.setdefault(name, []).append(count / elapsed)
     return rates
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--megabytes", type=int, default=200, help="of each kind of samples, as tar")
-    parser.add_argument("--folder", help="where the shards are made for the while; by default in memory if possible")
+    parser.add_argument("--megabytes", type=int, default=200, help="size of the tar of each kind of samples")
+    parser.add_argument("--folder", help="folder for the temporary shards (default: a memory file system, if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", StreamWarning)
