@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write golden data: small datasets, orders of epochs and states of loaders that every later version must read alike.
+"""Write golden data: small datasets, orders of epochs and states of loaders that later versions must read identically.
 
 Run it only when the format changes, with a new folder: ``scripts/create_golden.py tests/data/format-N``. Never write
-into an existing one. ``tests/data/format-1`` was made by the code that wrote format 1, before any other change to it.
+into an existing folder. ``tests/data/format-1`` was written by the code of format 1, before that was changed.
 
 The datasets are packed from tests/data/inputs. Those files are part of the golden data too, because other builds of the
-image libraries would encode different bytes. ``expected.json`` has what was read from the datasets, and
+image libraries would encode different bytes. ``expected.json`` records what was read from the datasets, and
 ``tests/promises/test_golden.py`` compares it with what is read today.
 """
 
@@ -33,7 +33,7 @@ GZIPPED = bytes.fromhex(
     "1f8b0800000000000003010500faff5b312c325dbf508b0805000000"
 )  # [1,2], stored: the same with any library
 
-#: Conditions on columns, for the datasets that have them: each is asked of the dataset.
+#: Conditions on columns, by dataset; the samples that each one selects are recorded.
 CONDITIONS: dict[str, list[list[list[Any]]]] = {
     "photos/train": [
         [["label", "==", 1]],
@@ -44,7 +44,7 @@ CONDITIONS: dict[str, list[list[list[Any]]]] = {
     "strangers": [[["label", ">=", 4]]],
 }
 
-#: Selections that orders and states are taken of: (dataset, where=, numbers of a subset).
+#: Selections whose orders and states are recorded: (dataset, where=, numbers of a subset).
 WHOLE = ("numbers", None, None)
 SOME = ("numbers", [["label", "<", 4]], None)
 FEW = ("numbers", None, list(range(3, 190, 5)))
@@ -92,7 +92,7 @@ STREAMS: list[tuple[str, dict[str, Any]]] = [
 ]
 STREAM_EPOCHS = (0, 3)
 
-#: States of loaders: the selection, the loader's arguments, the epoch, and after how many batches; -1 for all of them.
+#: States of loaders: the selection, the loader's arguments, the epoch, and the number of batches taken; -1 for all.
 STATES: list[tuple[tuple[str, Any, Any], dict[str, Any], int, int]] = [
     (WHOLE, {"batch_size": 16}, 0, 0),
     (WHOLE, {"batch_size": 16}, 0, 1),
@@ -107,7 +107,7 @@ STATES: list[tuple[tuple[str, Any, Any], dict[str, Any], int, int]] = [
     (FEW, {"batch_size": 6, "seed": 4}, 3, 2),
     (PHOTOS, {"batch_size": 4, "drop_last": True}, 0, 2),
 ]
-#: What changes when a state is loaded: none of it is part of the order.
+#: Arguments that change when a state is loaded; none of them affects the order.
 RESUMED: list[dict[str, Any]] = [
     {},
     {"batch_size": 5, "rank": 0, "world_size": 1, "drop_last": False},
@@ -117,9 +117,9 @@ RESUMED: list[dict[str, Any]] = [
 
 
 def main() -> None:
-    """Write the folder that is named on the command line."""
-    parser = argparse.ArgumentParser(description="Write golden data, to be read alike by every later version.")
-    parser.add_argument("folder", type=Path, help="a folder that is not there yet, as tests/data/format-1")
+    """Write the folder named on the command line."""
+    parser = argparse.ArgumentParser(description="Write golden data that every later version must read identically.")
+    parser.add_argument("folder", type=Path, help="a new folder, such as tests/data/format-1")
     folder = parser.parse_args().folder
     if not INPUTS.exists():
         create_inputs(INPUTS)
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def create_inputs(inputs: Path) -> None:
-    """Write what the datasets are packed from: images in class folders, files of samples, and a stranger's tars."""
+    """Write the inputs of the datasets: images in class folders, files of samples, and tars from another program."""
     rng = np.random.default_rng(1)
     for name, count in (("cat", 12), ("dog", 9), ("fächer", 8)):
         folder = inputs / "photos" / name
@@ -155,7 +155,7 @@ def create_inputs(inputs: Path) -> None:
             "cls": str(number % 5).encode(),
         }
         for field, data in values.items():
-            if (number + len(field)) % 6:  # others lack it
+            if (number + len(field)) % 6:  # the other samples lack this field
                 Path(f"{stem}.{field}").write_bytes(data)
     strangers = inputs / "strangers"
     strangers.mkdir()
@@ -165,7 +165,7 @@ def create_inputs(inputs: Path) -> None:
         ) as tar:
             _add(tar, "./images", None)
             for number in range(9):
-                name = f"./images/{'long/' * 25 if number == 3 else ''}{shard * 7 + number:04d}"  # two keys come twice
+                name = f"./images/{'long/' * 25 if number == 3 else ''}{shard * 7 + number:04d}"  # two keys repeat
                 _add(tar, f"{name}.cls", str(number % 6).encode())
                 _add(tar, f"{name}.TXT", f"stranger {number}\n".encode())
                 if number % 2:
@@ -239,10 +239,10 @@ def find_datasets(folder: Path) -> dict[str, Path]:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return what is read from golden datasets: content, orders, states and what comes after them."""
+    """Return what is read from golden datasets: content, orders, states and the batches after them."""
     datasets = find_datasets(folder)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", shardkit.StreamWarning)  # several ranks of a stream have different numbers
+        warnings.simplefilter("ignore", shardkit.StreamWarning)  # ranks of a stream get different numbers of samples
         return {
             "datasets": {name: describe_dataset(name, path) for name, path in datasets.items()},
             "orders": list(_orders(folder)),
@@ -281,19 +281,19 @@ def describe_dataset(name: str, path: Path) -> dict[str, Any]:
 
 
 def describe_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample's key, the file that it was made of, and size and SHA-256 of each field's bytes."""
+    """Return a sample's key, its source file, and the size and SHA-256 of each field's bytes."""
     told = {name: sample[name] for name in ("__key__", "__source__") if name in sample}
     fields = {name: data for name, data in sorted(sample.items()) if not name.startswith("__")}
     return told | {name: f"{len(data)} {hashlib.sha256(data).hexdigest()}" for name, data in fields.items()}
 
 
 def describe_values(sample: Mapping[str, Any]) -> dict[str, str]:
-    """Return type, shape and a digest of each value of a sample, or what JSON says of it."""
+    """Return the type, shape and digest of each value of a sample, or its JSON."""
     return {name: _describe(value) for name, value in sample.items() if name != "__url__" and value is not None}
 
 
 def exact_fields(fields: Iterable[str]) -> dict[str, str]:
-    """Return the fields whose decoded values are compared, each of which a sample may lack."""
+    """Return the fields whose decoded values are compared, all optional."""
     return {f: f"{f}?" for f in fields if f in EXACT_FIELDS or f.endswith(".bmp")}
 
 
@@ -305,14 +305,14 @@ def select(path: Path, where: Any, subset: Any, **options: Any) -> shardkit.Shar
 
 
 def loader_of(folder: Path, selection: Iterable[Any], arguments: Mapping[str, Any]) -> shardkit.ShardLoader:
-    """Return a loader of a selection, of whose batches only the keys are looked at."""
+    """Return a loader of a selection whose batches are only used for their keys."""
     name, where, subset = selection
     dataset = select(folder / name, where, subset, fields=("cls",))
     return shardkit.ShardLoader(dataset, **{"rank": 0, "world_size": 1, "num_workers": 2} | dict(arguments))
 
 
 def keys_of(batches: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of each batch, with blanks between."""
+    """Return the keys of each batch, separated by spaces."""
     return [" ".join(batch["__key__"]) for batch in batches]
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Pack a folder of images into shards for training.
 
-A program to copy and change: ``scripts/create_shards.py photos shards``. It expects a folder of images for each class,
-and shrinks images that are larger than training needs. If it is stopped and started again, it resumes.
+Copy this program and adapt it. Run it as ``scripts/create_shards.py photos shards``. It expects a folder of images for
+each class, and shrinks images that are larger than training needs. If it is stopped and started again, it resumes.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 import shardkit
 
 SHORTER_SIDE = 512  # pixels; enough for crops of 224 to 448
-QUALITY = 90  # of the JPEGs that are made
+QUALITY = 90  # of the JPEGs that this program encodes
 IMAGE_FIELDS = {"jpg", "png", "webp", "gif", "bmp", "tif", "ppm", "pgm", "pbm"}
 
 
@@ -25,13 +25,13 @@ def image_field(sample: Mapping[str, Any]) -> str:
 
 
 def shrink(sample: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the sample, its image made smaller if it is too large. To leave a sample out, return None instead."""
+    """Return the sample, with its image shrunk if it is too large. To leave a sample out, return None instead."""
     field = image_field(sample)
     with Image.open(io.BytesIO(sample[field])) as image:
         scale = SHORTER_SIDE / min(image.size)
         if scale >= 1:
-            return sample  # the file as it is: encoding it again would only lose quality
-        upright = ImageOps.exif_transpose(image).convert("RGB")  # the new file will not say how to turn it
+            return sample  # keep the file: encoding it again would only lose quality
+        upright = ImageOps.exif_transpose(image).convert("RGB")  # the new file has no EXIF orientation
     file = io.BytesIO()
     upright.resize([round(side * scale) for side in upright.size]).save(file, "JPEG", quality=QUALITY)
     del sample[field]
@@ -50,23 +50,23 @@ def height(sample: Mapping[str, Any]) -> int:
 
 
 def main() -> None:
-    """Pack, and print what was made."""
+    """Pack, and print a summary."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("source", help="a folder of images for each class: photos/cat/1.jpg, photos/dog/2.png")
     parser.add_argument("destination", help="the folder for the shards, with a folder for each split")
-    parser.add_argument("--shard-bytes", default="256MB", help="the most that a shard may have (default: 256MB)")
-    parser.add_argument("--num-workers", type=int, help="processes (default: one a processor)")
+    parser.add_argument("--shard-bytes", default="256MB", help="the largest size of a shard (default: 256MB)")
+    parser.add_argument("--num-workers", type=int, help="number of processes (default: one per processor)")
     options = parser.parse_args()
 
     splits = shardkit.pack(
         shardkit.ImageFolder(options.source),
         options.destination,
-        splits={"train": 0.95, "val": 0.05},  # decided by each file's name, so new images move no others
+        splits={"train": 0.95, "val": 0.05},  # decided by each file's name, so new images do not move others
         shard_bytes=options.shard_bytes,
         transform=shrink,
         columns={"label": "cls", "width": width, "height": height},
         num_workers=options.num_workers,
-        worker_type="process",  # as shrinking takes time; they need the `if` at the end
+        worker_type="process",  # because shrinking takes time; processes need the `if` at the end
     )
     for manifest in splits.values():
         megabytes = sum(shard.file_size for shard in manifest.shards) / 1e6

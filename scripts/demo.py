@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Pack handwritten digits into shards, train from them, stop and resume; scripts/demo installs all that it needs first.
+"""Pack handwritten digits into shards, train from them, stop and resume; run scripts/demo to install everything first.
 
-The digits are the 1,797 scans that scikit-learn ships, 8 x 8 pixels each: small, but real. Everything is left in the
-folder, and a second run uses what is there.
+The digits are the 1,797 scans that scikit-learn ships, 8 x 8 pixels each: small, but real. All files stay in the
+folder, and a second run reuses them.
 """
 
 import argparse
@@ -26,27 +26,27 @@ import shardkit
 
 EPOCHS = 10
 BATCH_SIZE = 64
-SHARD_SAMPLES = 80  # some 18 training shards of these few samples; real shards are of 256 MB
+SHARD_SAMPLES = 80  # about 18 training shards from these few samples; real shards have 256 MB
 LEAST_ACCURACY = 0.97
 PROGRAMS = Path(sys.executable).parent  # where the shardkit program was installed
 
 
 def write_digits(folder: Path) -> int:
-    """Write the scans as PNG files in class folders, those that are not there yet, and return how many there are."""
+    """Write the scans as PNG files in class folders, except those already there, and return the number of scans."""
     digits = load_digits()
-    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # they have 17 shades of grey, 0 to 16
+    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # the scans have 17 shades of grey, 0 to 16
     for number, (scan, label) in enumerate(zip(pixels, digits.target, strict=True)):
         file = io.BytesIO()
         Image.fromarray(scan).save(file, "PNG")
         path = folder / str(label) / f"{number:04d}.png"
-        if not (path.exists() and path.read_bytes() == file.getvalue()):  # a run that was killed may have left half
+        if not (path.exists() and path.read_bytes() == file.getvalue()):  # a killed run may have left half a file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(file.getvalue())
     return len(pixels)
 
 
 def pack_digits(source: Path, destination: Path, compression: str) -> dict[str, shardkit.Manifest]:
-    """Pack the scans into shards, four fifths for training, and return what each split consists of."""
+    """Pack the scans into shards, four fifths for training, and return the manifest of each split."""
     return shardkit.pack(
         shardkit.ImageFolder(source),
         destination,
@@ -64,7 +64,7 @@ def digits(shards: str) -> shardkit.ShardDataset:
 
 
 def pixels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return a batch's images as the network takes them, float32 (batch, 1, 8, 8); all three colours are the same."""
+    """Return a batch's images as input of the network, float32 (batch, 1, 8, 8); their three channels are equal."""
     return batch["image"][:, :1] / 255
 
 
@@ -79,7 +79,7 @@ def make_network() -> nn.Sequential:
 
 
 class Training:
-    """A network that is being trained from shards; the same seed gives the same network."""
+    """The training of a network from shards; the same seed gives the same network."""
 
     def __init__(self, shards: str, *, seed: int) -> None:
         torch.manual_seed(seed)
@@ -91,7 +91,7 @@ class Training:
         """Train to the end, or stop after some batches of an epoch: (epoch, batches)."""
         while self.loader.epoch < EPOCHS:
             epoch, started, losses, samples = self.loader.epoch, time.perf_counter(), 0.0, 0
-            for number, batch in enumerate(self.loader, start=1):  # each pass is the next epoch, in another order
+            for number, batch in enumerate(self.loader, start=1):  # each pass is a new epoch, in another order
                 loss = nn.functional.cross_entropy(self.network(pixels(batch)), batch["label"])
                 self.optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -106,9 +106,9 @@ class Training:
                 return
 
     def save(self, path: Path) -> None:
-        """Write all that is needed to resume: the states of the network, the optimizer and the loader."""
+        """Write everything needed to resume: the states of the network, the optimizer and the loader."""
         checkpoint = {name: getattr(self, name).state_dict() for name in ("network", "optimizer", "loader")}
-        torch.save({**checkpoint, "random": torch.get_rng_state()}, path)  # which units dropout leaves out next
+        torch.save({**checkpoint, "random": torch.get_rng_state()}, path)  # the random state is for dropout
 
     def load(self, path: Path) -> None:
         """Resume from a checkpoint."""
@@ -119,10 +119,10 @@ class Training:
 
 
 def train(shards: str, checkpoint: Path, *, seed: int) -> nn.Sequential:
-    """Train a network twice, once stopped and resumed, and return it if both are the same.
+    """Train a network twice, once undisturbed and once stopped and resumed, and return it if both results are equal.
 
     Raises:
-        AssertionError: They are not.
+        AssertionError: They are not equal.
     """
     print(f"seed {seed}, undisturbed:")
     undisturbed = Training(shards, seed=seed)
@@ -158,7 +158,7 @@ def is_same(one: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def count_right(network: nn.Sequential, shards: str) -> tuple[int, int]:
-    """Return how many samples the network classifies rightly, and how many there are."""
+    """Return the number of samples that the network classifies correctly, and the number of all samples."""
     network.eval()
     right, samples = 0, 0
     for batch in shardkit.ShardLoader(digits(shards), BATCH_SIZE, shuffle=False):
@@ -175,7 +175,7 @@ def run_command(*command: str) -> None:
 
 
 def run(folder: Path, seeds: int) -> float:
-    """Do all of it, and return the worst network's accuracy."""
+    """Run all steps, and return the accuracy of the worst network."""
     images = folder / "images"
     print(f"All files of this demo go to {folder.resolve()}.")
 
@@ -211,14 +211,14 @@ def run(folder: Path, seeds: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo and return its exit code: 1 if a network is worse than it should be, or another one when resumed."""
+    """Run the demo and return its exit code: 1 if a network is too inaccurate, or differs after resuming."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dir", type=Path, default=Path("demo-data"), help="where all files go (default: demo-data)")
-    parser.add_argument("--seeds", type=int, default=1, help="how many networks to train, each from another seed")
+    parser.add_argument("--dir", type=Path, default=Path("demo-data"), help="folder for all files (default: demo-data)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of networks to train, each with a different seed")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error(f"argument --seeds: expected at least 1, got {options.seeds}")
-    torch.set_num_threads(1)  # so small a network gains nothing by more, and its figures would depend on how many
+    torch.set_num_threads(1)  # more threads do not speed up so small a network, and would change its results
     try:
         accuracy = run(options.dir, options.seeds)
     except (shardkit.ShardkitError, OSError, AssertionError, subprocess.CalledProcessError) as error:

@@ -1,16 +1,16 @@
-# Sourced by scripts/test and scripts/demo: goes to the root of the project and makes what they need.
+# Sourced by scripts/test and scripts/demo: changes to the root of the project and prepares what they need.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONHOME PYTHONPATH # of another environment; they would come before .venv
-unset PYTHONDONTWRITEBYTECODE # else each of the hundreds of programs that tests start compiles all that it imports
+unset PYTHONHOME PYTHONPATH # they belong to another environment and would override .venv
+unset PYTHONDONTWRITEBYTECODE # otherwise each of the hundreds of programs that tests start compiles all of its imports
 
 fail() {
     echo "$0: $*" >&2
     exit 1
 }
 
-# need_programs NAME=PACKAGE...: the programs are there, or are installed where we may (Debian's apt-get, as root).
+# need_programs NAME=PACKAGE...: installs the programs that are missing, if possible (as root, by Debian's apt-get).
 need_programs() {
     local program packages=()
     for program in "$@"; do
@@ -44,19 +44,19 @@ make_venv() {
     local python
     python=$(find_python) || fail "Python 3.11 or newer is needed, and none is on PATH"
     echo "== making .venv with $("$python" --version)"
-    # Debian keeps the part of Python that makes environments in a package of its own.
+    # In Debian, the module venv is in a package of its own.
     "$python" -m venv --clear .venv >/dev/null ||
         { install_packages python3-venv && "$python" -m venv --clear .venv; } ||
         fail "$python cannot make an environment; on Debian or Ubuntu, install the package python3-venv"
     pwd >.venv/made-in
 }
 
-# An environment holds its own path, so it does not work where its project was copied or moved to.
+# An environment contains its own path, so it does not work after its project was copied or moved.
 has_venv() {
     [ "$(cat .venv/made-in 2>/dev/null)" = "$(pwd)" ] && .venv/bin/python -m pip --version >/dev/null 2>&1
 }
 
-# All that decides what is installed.
+# Everything that decides which packages are installed.
 wanted() {
     .venv/bin/python --version
     cat pyproject.toml scripts/constraints.txt
@@ -66,7 +66,8 @@ is_installed() {
     [ "$(cat ".venv/installed-$1" 2>/dev/null)" = "$(wanted)" ]
 }
 
-# setup EXTRA [OTHER]: .venv has the project with the extra, or with another that holds it; it comes first on PATH.
+# setup EXTRA [OTHER]: installs the project with EXTRA into .venv, unless it is there with EXTRA or with OTHER, which
+# includes EXTRA; and puts .venv first on PATH.
 setup() {
     has_venv || make_venv
     if ! is_installed "$1" && ! is_installed "${2:-$1}"; then

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Train on several processes, be killed, and resume with another number of them: a program to copy and change.
+"""Train with several processes, be killed, and resume with another number of processes: a program to copy and adapt.
 
     torchrun --nproc-per-node 2 scripts/train_ddp.py demo-data/shards-zst/train --checkpoint run.pt
 
-The dataset has images (``png`` or ``jpg``) and classes (``cls``), as scripts/demo packs them. Every few steps a
-checkpoint is written that holds the network, the optimizer and the loader's state, which is the same on every rank.
-Started again, with any number of processes, it resumes from the checkpoint: no sample of the epoch is missed and none
-comes twice.
+The dataset has images (``png`` or ``jpg``) and classes (``cls``), as scripts/demo packs them. Every few steps, the
+program writes a checkpoint of the network, the optimizer and the loader's state, which is the same on every rank. If it
+is started again, with any number of processes, it resumes from the checkpoint: no sample of the epoch is missed and
+none comes twice.
 """
 
 import argparse
@@ -30,17 +30,17 @@ def make_network(classes: int) -> nn.Module:
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write a checkpoint whole or not at all: a job may be killed at any moment."""
+    """Write a checkpoint atomically: a job may be killed at any moment."""
     temporary = path.with_name(f"{path.name}.new")
     torch.save(checkpoint, temporary)
     temporary.replace(path)
 
 
 def train(options: argparse.Namespace, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Train for some epochs, or for those that an earlier run has not finished."""
+    """Train for the given number of epochs, or for the rest of them if an earlier run has left a checkpoint."""
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     dataset = shardkit.ShardDataset(options.dataset, fields={"image": "png;jpg", "label": "cls"})
-    # Each rank has its share, so that a step is of about as many samples on any number of ranks.
+    # Each rank gets its share, so that a step has about the same number of samples on any number of ranks.
     batch_size = max(1, options.batch_size // world_size)
     loader = shardkit.ShardLoader(dataset, batch_size, seed=options.seed, num_workers=options.num_workers)
     network = DistributedDataParallel(module)
@@ -57,7 +57,7 @@ def train(options: argparse.Namespace, module: nn.Module, optimizer: torch.optim
         epoch = loader.epoch
         for batch in loader:
             step += 1
-            if options.log_keys:  # before the ranks wait for each other: what a checkpoint counts is in all the lists
+            if options.log_keys:  # before the ranks wait for each other, so that the lists cover every checkpoint
                 with (options.log_keys / f"rank{rank}.txt").open("a") as file:
                     file.write("".join(f"{epoch}\t{step}\t{key}\n" for key in batch["__key__"]))
             loss = nn.functional.cross_entropy(network(batch["image"] / 255), batch["label"])
@@ -76,21 +76,21 @@ def train(options: argparse.Namespace, module: nn.Module, optimizer: torch.optim
 def main() -> None:
     """Train as one of torchrun's processes, or alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", help="a folder of shards, with its manifest")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="is written, and gone on from if it is there")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps (default: 10)")
+    parser.add_argument("dataset", help="a folder of shards with a manifest")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="file to write, and to resume from if it exists")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps between checkpoints (default: 10)")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="of all processes together (default: 64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per step, over all processes (default: 64)")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--num-workers", type=int, default=1, help="decoding threads of each process (default: 1)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log-keys", type=Path, help="a folder for lists of what each process has trained on")
+    parser.add_argument("--log-keys", type=Path, help="folder for lists of the samples that each process trained on")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)  # the same network on every rank
     network = make_network(options.classes)
-    # The first optimizer imports modules that, up to torch 2.13 at least, would keep a process group that is there
-    # already for ever; and threads that a gloo group still has when Python ends may abort the process.
+    # Create the optimizer before the process group. Up to torch 2.13 at least, the first optimizer imports modules that
+    # keep an existing process group alive for ever, and a gloo group's threads may abort the process when Python exits.
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     if "RANK" in os.environ:  # torchrun started it
         distributed.init_process_group("gloo")

@@ -146,11 +146,13 @@ def compare_ways(arguments: argparse.Namespace, folder: Path, title: str) -> dic
 def main() -> None:
     """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=_WORK, help=f"folder for input and environments (default: {_WORK})")
+    parser.add_argument(
+        "--work", type=Path, default=_WORK, help=f"folder for input and environments (default: {_WORK})"
+    )
     parser.add_argument("--images", type=int, help="number of images (default: 4000; 1500 with --classic)")
     parser.add_argument("--smalls", type=int, help="samples of small and npy (default: 200000; 100 with --classic)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more processors")
+    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more of a processor")
     parser.add_argument("--no-install", action="store_true", help="measure only what is installed")
     parser.add_argument("--json", type=Path, help="write all results into this file")
     parser.add_argument("--plot", type=Path, help="draw the results into this .png or .svg file (needs matplotlib)")

@@ -25,7 +25,9 @@ STRETCH = 1 << 18  # positions that a loader asks for at once
 def main() -> None:
     """Print one line for each combination of block size and number of lanes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", type=int, nargs="?", default=100_000, help="number of shards of the dataset (default: 100,000)")
+    parser.add_argument(
+        "shards", type=int, nargs="?", default=100_000, help="number of shards of the dataset (default: 100,000)"
+    )
     num_shards = parser.parse_args().shards
     runs = 9_000 + shuffled(num_shards, key=0) % 2_001  # of different sizes: 10 000 on average
     for block_samples, lanes in ((16, 240), (64, 240), (64, 960), (256, 240)):

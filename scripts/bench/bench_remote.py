@@ -101,17 +101,21 @@ def measure(arguments: argparse.Namespace, bench: parts.Bench) -> dict[str, Any]
 def main() -> None:
     """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=_WORK, help=f"folder for input and environments (default: {_WORK})")
+    parser.add_argument(
+        "--work", type=Path, default=_WORK, help=f"folder for input and environments (default: {_WORK})"
+    )
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--only", nargs="+", default=[], help="measure only names that contain one of these")
-    parser.add_argument("--tasks", nargs="+", choices=parts.TASKS, default=list(parts.TASKS), help="for near")
-    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4, 16], help="for far")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=parts.TASKS, default=list(parts.TASKS), help="tasks of the part near"
+    )
+    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4, 16], help="numbers of the part far")
     parser.add_argument("--images", type=int, default=1500)
     parser.add_argument("--megabytes", type=int, default=256, help="size of the file")
     parser.add_argument("--shards", type=int, default=1000, help="number of shards of the larger dataset")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="least time of a run; it makes whole passes")
-    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more processors")
+    parser.add_argument("--quiet", type=float, default=0.05, help="repeat a run if others used more of a processor")
     parser.add_argument("--no-install", action="store_true", help="measure only what is installed")
     parser.add_argument("--json", type=Path, help="write all results into this file")
     arguments = parser.parse_args()

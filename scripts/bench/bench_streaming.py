@@ -82,7 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=200, help="size of the tar of each kind of samples")
-    parser.add_argument("--folder", help="folder for the temporary shards (default: a memory file system, if there is one)")
+    parser.add_argument(
+        "--folder", help="folder for the temporary shards (default: a memory file system, if there is one)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", StreamWarning)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Load for a long time, with many faults, and check that memory, threads, descriptors and processes do not grow.
 
-A cycle runs loaders with threads and with processes: whole epochs, epochs that are left early, resumed states, skipped
-damage, a transform that raises and a worker process that dies. It reads small samples, which go through other code, and
-streams, in the process itself and in a DataLoader; and it runs one more epoch of a loader with a process that is kept
-for all cycles. Every cycle must give the same samples. Then memory, threads, descriptors and processes are counted. The
-first cycles are for warming up; of the others, the last third is compared with the first. If anything has grown, the
-exit status is 1.
+A cycle runs loaders with threads and with processes: whole epochs, abandoned epochs, resumed states, skipped damage, a
+transform that raises and a worker process that dies. It reads small samples, which use other code, and it reads streams
+in the process itself and in a DataLoader. It also runs one more epoch of a loader whose process is kept for all cycles.
+Every cycle must give the same samples. After each cycle, memory, threads, descriptors and processes are counted. The
+first cycles are for warming up; of the others, the last third is compared with the first. The exit status is 1 if
+anything has grown.
 """
 
 import argparse
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 SAMPLES = 1000
 _BATCH_SIZE = 32
-_WARM_UP = 0.25  # of the cycles
-_MEMORY_GROWTH = 8_000_000  # bytes that a cycle may have more than another by chance
-_M_MMAP_THRESHOLD, _LARGE = -3, 1 << 16  # an option of glibc's mallopt(), and bytes
-_THREAD_SECONDS = 60  # for those of an iterator that was left: they finish what they are at
+_WARM_UP = 0.25  # share of the cycles
+_MEMORY_GROWTH = 8_000_000  # bytes by which two cycles may differ by chance
+_M_MMAP_THRESHOLD, _LARGE = -3, 1 << 16  # an option of glibc's mallopt(), and its value in bytes
+_THREAD_SECONDS = 60  # for the threads of an abandoned iterator, which finish their current task
 
 
 WorkerType = Literal["thread", "process"]
 
 
 class Usage(NamedTuple):
-    """What there is.
+    """What this process and its descendants use.
 
     Attributes:
-        memory: Bytes of memory that are no file's, of this process and those below it.
-        threads: Threads of this process.
+        memory: The bytes of anonymous memory of this process and its descendants.
+        threads: The threads of this process.
         descriptors: Its open files, pipes and sockets.
-        processes: Processes below it.
+        processes: Its descendants.
     """
 
     memory: int
@@ -66,7 +66,7 @@ class Usage(NamedTuple):
 
 
 class Obeying:
-    """A transform that does what a file says: raise, or end the process; nothing if there is no file.
+    """A transform that raises or ends the process if a file says so; without the file it does nothing.
 
     Args:
         order: The file.
@@ -85,7 +85,7 @@ class Obeying:
 
 
 def make_dataset(folder: Path) -> None:
-    """Pack samples of which a few images are cut and one block is damaged."""
+    """Pack samples with a few cut images, and damage one block."""
     rng = np.random.default_rng(0)
 
     def sample(number: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def make_dataset(folder: Path) -> None:
 
 @contextmanager
 def expected(kind: type[Exception]) -> "Iterator[None]":
-    """Let an error of a kind pass, and raise if there is none."""
+    """Suppress an error of a kind, and raise if there is none."""
     try:
         yield
     except kind:
@@ -113,12 +113,12 @@ def expected(kind: type[Exception]) -> "Iterator[None]":
 
 
 def count(batches: Iterable[Any]) -> int:
-    """Return how many samples batches have together."""
+    """Return the total number of samples in batches."""
     return sum(len(batch["__key__"]) for batch in batches)
 
 
 def make_loader(dataset: Path, order: Path, worker_type: WorkerType, num_workers: int = 2) -> shardkit.ShardLoader:
-    """Return a loader of images, which skips what is damaged."""
+    """Return a loader of images that skips damaged samples."""
     crop = shardkit.RandomResizedCrop(32)
     return shardkit.ShardLoader(
         shardkit.ShardDataset(dataset, fields={"image": "jpg", "label": "cls"}, transform={"image": crop}),
@@ -132,7 +132,7 @@ def make_loader(dataset: Path, order: Path, worker_type: WorkerType, num_workers
 
 
 def run_loader(dataset: Path, order: Path, worker_type: WorkerType, *, close: bool) -> list[int]:
-    """Run epochs of a loader with many faults, and return the number of samples."""
+    """Run epochs of a loader with many faults, and return the numbers of samples."""
     loader = make_loader(dataset, order, worker_type)
     counts = [count(loader), loader.skipped]
     for batches in (0, 1, 5):
@@ -158,7 +158,7 @@ def run_loader(dataset: Path, order: Path, worker_type: WorkerType, *, close: bo
 
 
 def run_others(dataset: Path) -> list[int]:
-    """Go through a loader that does not skip, small samples, and streams, and return how many samples there were."""
+    """Read a loader that does not skip, small samples and streams, and return the numbers of samples."""
     with expected(shardkit.ShardkitError):
         count(shardkit.ShardLoader(shardkit.ShardDataset(dataset), _BATCH_SIZE))
     loader = shardkit.ShardLoader(shardkit.ShardDataset(dataset, fields=["npy"]), _BATCH_SIZE, on_error="skip")
@@ -173,12 +173,12 @@ def run_others(dataset: Path) -> list[int]:
 
 
 def run_cycle(dataset: Path, order: Path, *, close: bool) -> list[int]:
-    """Run one cycle, and return the number of samples in each epoch.
+    """Run one cycle, and return the number of samples of each epoch.
 
     Args:
-        dataset: What is loaded.
+        dataset: The folder of the dataset.
         order: The file that says what the transform does.
-        close: Whether loaders are closed, and not only forgotten.
+        close: Whether loaders are closed; otherwise they are only dropped.
     """
     counts = run_loader(dataset, order, "thread", close=close)
     counts += run_loader(dataset, order, "process", close=close)
@@ -191,7 +191,7 @@ def usage() -> Usage:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.name.startswith("shardkit"):
             thread.join(_THREAD_SECONDS)
-    multiprocessing.active_children()  # lets go of those that have ended
+    multiprocessing.active_children()  # joins the processes that have ended
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     own, processes = Path("/proc/self"), processes_below(os.getpid())
@@ -204,7 +204,7 @@ def usage() -> Usage:
 
 
 def grown(usages: Sequence[Usage]) -> dict[str, tuple[float, float]]:
-    """Return what has grown, and from what to what: between the first and the last third after warming up."""
+    """Return what has grown between the first and the last third after warming up, with both values."""
     usages = usages[int(len(usages) * _WARM_UP) :]
     third = max(1, len(usages) // 3)
     found = {}
@@ -221,8 +221,8 @@ def grown(usages: Sequence[Usage]) -> dict[str, tuple[float, float]]:
 
 def give_back_memory() -> None:
     """Let glibc return large allocations at once, so that only memory that is in use is counted."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(_LARGE)  # for processes that are started
-    with suppress(AttributeError):  # of another C library
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(_LARGE)  # for child processes
+    with suppress(AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
@@ -230,7 +230,7 @@ def soak(folder: Path, seconds: float, cycles: int) -> list[Usage]:
     """Run cycles for ``seconds``, and at least ``cycles`` of them, and return the usage after each.
 
     Raises:
-        RuntimeError: An epoch had other samples than the one of the cycle before.
+        RuntimeError: An epoch had other samples than in the previous cycle.
     """
     dataset, order = folder / "dataset", folder / "order"
     make_dataset(dataset)
@@ -241,7 +241,7 @@ def soak(folder: Path, seconds: float, cycles: int) -> list[Usage]:
     while len(usages) < cycles or time.monotonic() - started < seconds:
         found = [*run_cycle(dataset, order, close=len(usages) % 2 == 0), count(standing)]
         if counts and found != counts:
-            raise RuntimeError(f"the epochs had {found} samples, before they had {counts}")
+            raise RuntimeError(f"the epochs had {found} samples, those of the previous cycle had {counts}")
         counts = found
         usages.append(usage())
         note(f"cycle {len(usages)}: {describe(usages[-1])}")
@@ -250,20 +250,20 @@ def soak(folder: Path, seconds: float, cycles: int) -> list[Usage]:
 
 
 def describe(used: Usage) -> str:
-    """Return it in words."""
+    """Return the usage in words."""
     others = (f"{number} {name}" for name, number in zip(Usage._fields[1:], used[1:], strict=True))
     return ", ".join([f"{used.memory / 1e6:.1f} MB", *others])
 
 
 def main() -> int:
-    """Run cycles, say what there is after each and whether anything has grown, and return the exit status."""
+    """Run cycles, print the usage after each and whether anything has grown, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--cycles", type=int, default=8, help="at least, however long they take")
-    parser.add_argument("--json", type=Path, help="write what was counted into a file")
+    parser.add_argument("--cycles", type=int, default=8, help="least number of cycles, however long they take")
+    parser.add_argument("--json", type=Path, help="write the counts into this file")
     arguments = parser.parse_args()
     give_back_memory()
-    logging.getLogger("shardkit").setLevel(logging.ERROR)  # what is skipped is no news
+    logging.getLogger("shardkit").setLevel(logging.ERROR)  # skipped samples are expected
     with tempfile.TemporaryDirectory() as temporary:
         usages = soak(Path(temporary), arguments.seconds, arguments.cycles)
     if arguments.json:

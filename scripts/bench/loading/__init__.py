@@ -1,1 +1,1 @@
-"""The parts of scripts/bench/bench_loading.py: input, environments, loaders, measuring, plots."""
+"""The parts of scripts/bench/bench_loading.py: input, environments, loaders, measurement and plots."""

@@ -1,4 +1,4 @@
-"""The ceiling: bare threads that do the same work on bytes in memory, without order, reading or handing over."""
+"""The ceiling: bare threads that do the same work on bytes in memory, without ordering, reading or queueing batches."""
 
 import threading
 from collections.abc import Iterator
@@ -17,28 +17,28 @@ from loading.job import ARRAY, SIZE, Batch, Job, Passes
 from shardkit.reading.block import Block
 from shardkit.reading.dataset import ShardDataset
 
-_CHUNK = 16  # rows of an image batch at a time
+_CHUNK = 16  # rows of an image batch that a thread takes at a time
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what runs the threads once over everything."""
+    """Return a function that runs the threads over all data once."""
     work = {"image": _Images, "raw": _Bytes, "small": _Bytes, "npy": _Arrays}[job.task](job)
     return lambda: run_threads(work, job.workers)
 
 
 def run_threads(work: Any, workers: int) -> Iterator[Any]:
-    """Work on the ``pieces`` in threads, and yield their results in the order in which they are ready.
+    """Process the ``pieces`` in threads, and yield the results in the order in which they are ready.
 
     Args:
-        work: Has ``pieces``; ``state()``, which makes what a thread keeps; and ``make(piece, state)``.
-        workers: How many threads.
+        work: Has ``pieces``; ``state()``, which makes a thread's private state; and ``make(piece, state)``.
+        workers: The number of threads.
     """
     made: SimpleQueue[Any] = SimpleQueue()
     pieces = iter(range(len(work.pieces)))
     lock = threading.Lock()
 
     def take() -> None:
-        torch.set_num_threads(1)  # of this thread's calls
+        torch.set_num_threads(1)  # for the calls of this thread
         state = work.state()
         while True:
             with lock:
@@ -61,7 +61,7 @@ def run_threads(work: Any, workers: int) -> Iterator[Any]:
 
 
 class _Images:
-    """Decode, crop, resize and flip into rows that are there already."""
+    """Decode, crop, resize and flip into preallocated rows."""
 
     def __init__(self, job: Job) -> None:
         images = []
@@ -80,7 +80,7 @@ class _Images:
 
 
 def _blocks(folder: Path) -> list[tuple[bytes | memoryview, int, Any]]:
-    """Return every block: its bytes, its CRC-32, and where each field of each sample begins and ends."""
+    """Return every block: its bytes, its CRC-32, and the begin and end of each field of each sample."""
     dataset = ShardDataset(folder, decode=False)
     found = []
     for shard, entry in enumerate(dataset.manifest.shards):
@@ -101,7 +101,7 @@ def _layout(block: Block) -> list[tuple[tuple[int, int], ...]]:
 
 
 class _Bytes:
-    """Compare each block's CRC-32 and copy every sample's bytes and label out of it; where they lie is known."""
+    """Compare each block's CRC-32 and copy every sample's bytes and label out of it; their places are known."""
 
     def __init__(self, job: Job) -> None:
         self.pieces = _blocks(job.dataset)

@@ -1,7 +1,7 @@
-"""The process that measures a loader: child.py JOB, which prints a line of JSON; several jobs, a line each.
+"""The process that measures loaders: ``child.py JOB...`` prints one line of JSON for each job.
 
-A first pass counts for the time to the first batch and is checked: all samples must be there, each once, with their own
-labels. Then come whole passes until the time is over; of them are the rates and the processor time.
+The first pass gives the time to the first batch and is checked: every sample must come exactly once, with its own
+label. Whole passes follow until the time is over. They give the rates and the processor time.
 """
 
 import importlib
@@ -25,14 +25,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the jobs and print the results."""
     for job in sys.argv[1:]:
         print(json.dumps(measure(Job(**json.loads(job)))), flush=True)
-    os._exit(0)  # some peers do not end
+    os._exit(0)  # some peers do not exit by themselves
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Return what was measured of a job."""
+    """Return the measurements of a job."""
     before_import = time.perf_counter()
     module = importlib.import_module(job.module)
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def _rates(make: Passes, job: Job) -> dict[str, float]:
 
 
 def _timed(batches: Iterable[Batch], started: float, limit: float) -> Iterator[tuple[Batch, float]]:
-    """Yield batches, each with the time since the start, until they or the time is over."""
+    """Yield batches, each with the time since the start, until there are no more or the time is over."""
     iterator = iter(batches)
     for batch in iterator:
         elapsed = time.perf_counter() - started
@@ -87,7 +87,7 @@ def _timed(batches: Iterable[Batch], started: float, limit: float) -> Iterator[t
 
 
 class _Check:
-    """Compares a pass with what the input has."""
+    """Compares a pass with the input."""
 
     def __init__(self, job: Job) -> None:
         self._task = job.task
@@ -108,10 +108,10 @@ class _Check:
             self._sums["labels"] += sum(map(int, labels))
 
     def result(self, *, was_left: bool) -> bool:
-        """Return whether the pass was whole; False if it was left early.
+        """Return whether the pass was complete; False if it was stopped early.
 
         Raises:
-            RuntimeError: It was not left early, and had not the samples of the input.
+            RuntimeError: The pass was not stopped early, and did not have the samples of the input.
         """
         if was_left:
             return False
@@ -127,7 +127,7 @@ def _version(package: str) -> str:
 
 
 def tree_cpu_seconds() -> float:
-    """Return what this process and all below it have used, those that have ended included."""
+    """Return the processor seconds of this process and all its descendants, including those that have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     total = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     for process in processes_below(os.getpid())[1:]:
@@ -137,7 +137,7 @@ def tree_cpu_seconds() -> float:
 
 
 def _cpu_seconds(processes: Iterable[int]) -> float:
-    """Return what processes that are alive have used."""
+    """Return the processor seconds of processes that are alive."""
     return sum(int(ticks) for process in processes for ticks in _stat(process)[11:13]) / _TICKS
 
 
@@ -158,13 +158,13 @@ def _stat(process: int) -> list[str]:
 
 
 def machine_cpu_seconds() -> float:
-    """Return what all processes of the machine have used, and what was taken from it."""
+    """Return the processor seconds of all processes of the machine, and the time that its host took away."""
     _, user, nice, system, _idle, _wait, irq, softirq, steal, *_ = Path("/proc/stat").read_text().split(None, 10)
     return sum(map(int, (user, nice, system, irq, softirq, steal))) / _TICKS
 
 
 def anonymous_bytes(process: int) -> int:
-    """Return the anonymous memory of a process: its own, and its share of shared memory."""
+    """Return the anonymous memory of a process: its private memory and its share of shared memory."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The classic experiment: how much faster than a loop a loader is, by workers, batch size and weight of the transform.
+"""The classic experiment: the speed-up of a loader over a loop, by workers, batch size and weight of the transform.
 
-A speed-up is the time that the loop takes for an epoch over the time that another way takes, in the same round. Each
-pipeline of albumentations has a process of its own in each round, which loads an epoch in each way.
+A speed-up is the time that the loop takes for an epoch, divided by the time that another way takes in the same round.
+Each pipeline of albumentations has a process of its own in each round, which loads an epoch in each way.
 """
 
 import json
@@ -21,10 +21,10 @@ BATCH_SIZES = (10, 100, 1000)
 
 LOOP = Way("sequential", 1, 100)
 BARE = Way("bare", 2, 100)
-_WORKERS, _BATCH_SIZE = 2, 100  # where it is the other that changes
+_WORKERS, _BATCH_SIZE = 2, 100  # the fixed value while the other one varies
 
 SERIES = {"threads": ("thread", 0), "processes": ("process", 0), "processes, next epoch": ("process", 1)}
-"""What is compared with the loop: kinds of workers, and which of the measured epochs: the first includes starting."""
+"""The series compared with the loop: the kind of worker and the measured epoch; the first epoch includes the start."""
 TARGETS = (
     ("1 worker / the loop", (1, _BATCH_SIZE), LOOP, 1.0),
     ("2 workers / 2 bare threads", (2, _BATCH_SIZE), BARE, 0.95),
@@ -32,12 +32,12 @@ TARGETS = (
     ("8 workers / 2 workers", (8, _BATCH_SIZE), (2, _BATCH_SIZE), 0.9),
     ("batches of 10 / of 1000", (_WORKERS, 10), (_WORKERS, 1000), 0.95),
 )
-"""What is wanted of the rates: workers and batch size, beside what, and at least how much of it."""
+"""The targets: workers and batch size, what their rate is compared with, and the least ratio."""
 
 Runs: TypeAlias = dict[Way, list[dict[str, Any]]]
-"""Of each way what each round gave."""
+"""The results of each way, one per round."""
 Ratio: TypeAlias = dict[str, float]
-"""The median, the least and the most of the ratios of the rounds."""
+"""The median, the minimum and the maximum of the ratios of the rounds."""
 
 _CHILD = Path(__file__).with_name("ways.py")
 _TIMEOUT = 900
@@ -53,19 +53,19 @@ def measure_classic(
     rounds: int,
     quiet: float,
 ) -> dict[str, Runs]:
-    """Return what each round gave, by pipelines and ways.
+    """Return the measurements of each round, by pipeline and way.
 
     Args:
         python: A Python that has albumentations.
         folder: The input, as ``inputs`` made it.
         pipelines: The pipelines of albumentations.
-        workers: How many there are, with batches of 100.
-        batch_sizes: How large batches are, with two workers.
-        rounds: How many.
-        quiet: A run is repeated if other processes took more of a processor than this; at most ``REPEATS`` times.
+        workers: The numbers of workers to measure, with batches of 100.
+        batch_sizes: The batch sizes to measure, with two workers.
+        rounds: The number of rounds.
+        quiet: A run is repeated, at most ``REPEATS`` times, if others used more than this fraction of a processor.
 
     Raises:
-        RuntimeError: Two ways had different images; or a process failed, and has said why.
+        RuntimeError: Two ways had different images; or a process failed, and has printed why.
     """
     kinds = ("thread", "process")
     ways = [LOOP, BARE, *(Way(kind, n, _BATCH_SIZE) for kind in kinds for n in workers)]
@@ -87,7 +87,7 @@ def measure_classic(
 
 
 def _run_child(python: str, errand: Errand) -> Iterator[dict[str, Any]]:
-    """Yield what a process says, as soon as it says it."""
+    """Yield the lines that a process prints, as soon as they come."""
     command = [python, "-W", "ignore", str(_CHILD), errand.to_json()]
     with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
         timer = threading.Timer(_TIMEOUT, process.kill)
@@ -101,7 +101,7 @@ def _run_child(python: str, errand: Errand) -> Iterator[dict[str, Any]]:
 
 
 def _compare(runs: Mapping[str, Runs]) -> None:
-    """See that all ways have given the same images, each once."""
+    """Check that all ways have given the same images, each once."""
     for pipeline, ways in runs.items():
         expected = ways[LOOP][0]["outputs"][0]
         for way, results in ways.items():
@@ -113,7 +113,7 @@ def _compare(runs: Mapping[str, Runs]) -> None:
 
 
 def summarise_classic(runs: Mapping[str, Runs]) -> dict[str, dict[str, Any]]:
-    """Return for each pipeline the medians: of the loop's time, of speed-ups, and of what targets are set for."""
+    """Return for each pipeline the medians of the loop's time, of the speed-ups, and of the figures with targets."""
     rows: dict[str, dict[str, Any]] = {}
     for pipeline, ways in runs.items():
         samples, _ = ways[LOOP][0]["outputs"][0]
@@ -135,7 +135,7 @@ def summarise_classic(runs: Mapping[str, Runs]) -> dict[str, dict[str, Any]]:
 
 
 def _ratio(runs: Runs, way: Way, beside: Way, epoch: int = 0) -> Ratio:
-    """Return how many times as fast a way is as another one."""
+    """Return how many times as fast as another way a way is."""
     epochs = epoch, (epoch if beside.kind == way.kind else 0)
     pairs = zip(runs[way], runs[beside], strict=True)
     ratios = [other["seconds"][epochs[1]] / own["seconds"][epochs[0]] for own, other in pairs]

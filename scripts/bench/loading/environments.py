@@ -1,7 +1,7 @@
-"""Programs that the peers need, each in an environment of its own: over the one that runs the benchmark, never in it.
+"""The peers' packages, each in an environment of its own, on top of the one that runs the benchmark, never in it.
 
-What an environment installs comes first there; what it lacks, it takes from the one that runs the benchmark. So torch
-is not installed once a peer, and no peer changes what another one has.
+An environment's own packages come first; all others are taken from the environment that runs the benchmark. So torch is
+not installed again for each peer, and no peer changes the packages of another one.
 """
 
 import importlib.util
@@ -22,19 +22,19 @@ PACKAGES = {
     "s3fs": ["s3fs"],
     "boto3": ["boto3"],
 }
-"""The environments, and what pip installs into each."""
+"""The environments, and the packages that pip installs into each."""
 _PROGRAMS = {"spdl": ("ffmpeg", ["ffmpeg"])}  # SPDL's wheel has no FFmpeg; Debian's package brings its libraries
 
 
 class UnavailableError(Exception):
-    """An environment cannot be made here; the message says why."""
+    """An environment cannot be created here; the message says why."""
 
 
 def find_python(package: str, work: Path, *, install: bool) -> str:
     """Return a Python that can import a package.
 
     Raises:
-        UnavailableError: There is none, and none can or may be made.
+        UnavailableError: There is none, and none can or may be created.
     """
     if not package or importlib.util.find_spec(package):
         return sys.executable
@@ -44,14 +44,14 @@ def find_python(package: str, work: Path, *, install: bool) -> str:
 
 
 def python_of(name: str, work: Path) -> str:
-    """Return the Python of an environment, which is made if it is not there yet.
+    """Return the Python of an environment, which is created if it does not exist yet.
 
     Args:
-        name: One of ``PACKAGES``; or nothing, for the environment that runs the benchmark.
-        work: The folder that has the environments.
+        name: One of ``PACKAGES``; or empty, for the environment that runs the benchmark.
+        work: The folder of the environments.
 
     Raises:
-        UnavailableError: It cannot be made.
+        UnavailableError: It cannot be created.
     """
     if not name:
         return sys.executable

@@ -1,13 +1,15 @@
-"""For how long shardkit holds the GIL for an image, at most: time in which a training loop's Python cannot run.
+"""Measure how long shardkit holds the GIL per image, at most: time in which a training loop's Python cannot run.
 
-A program of its own: gil.py FOLDER SECONDS, which prints a line of JSON. It counts the processor time of all threads
-while batches of the task image are loaded, less what is spent inside the two functions that compute without the GIL,
-decoding and resizing, by the clock of the thread that calls them. What these do with the GIL, which is to look at
-arguments and to make arrays, is then added: what they take for an image of 8 x 8 pixels, where there is nothing else.
+It is a program of its own: gil.py FOLDER SECONDS prints one line of JSON. It measures the processor time of all threads
+while batches of the task image are loaded. It subtracts the time inside the two functions that compute without the GIL,
+decoding and resizing, by the clock of the calling thread. These functions hold the GIL while they check arguments and
+create arrays. That time is added back: it is the time that they take for an image of 8 x 8 pixels, where they do little
+else.
 
-This is more than the time that the GIL is held, since reading, CRC-32, handing over and waking threads are counted as
-well. It is processor time, so it does not matter who else uses the machine, but for what they leave of the caches. How
-much a thread that spins is slowed down says less: every change of threads then costs more than the GIL is held for.
+The result is more than the time that the GIL is held, since reading, CRC-32, passing batches on and waking threads are
+counted as well. It is processor time, so other programs on the machine affect it only through the processor's caches.
+The slowdown of a spinning thread would say less: each switch of threads then costs more than the time that the GIL is
+held.
 """
 
 import io
@@ -33,32 +35,32 @@ _CALLS = 2000
 
 
 class _Clock:
-    """A function of a module, replaced by one that counts its calls' processor time as well."""
+    """Replaces a function of a module by one that also counts the processor time of its calls."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
         self._function: Callable[..., Any] = getattr(module, name)
-        self._times: list[int] = []  # a list, as adding to it is one step, whatever other threads do
+        self._times: list[int] = []  # a list, because appending is atomic
         setattr(module, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         started = time.thread_time_ns()
         try:
             return self._function(*args, **kwargs)
-        finally:  # a JPEG of which only the upper rows are decoded ends in an error
+        finally:  # decoding only the upper rows of a JPEG ends in an error
             self._times.append(time.thread_time_ns() - started)
 
     def take(self) -> int:
-        """Return the nanoseconds of the calls since the last time."""
+        """Return the nanoseconds of the calls since this was last called."""
         total = sum(self._times)
         self._times.clear()
         return total
 
 
 def measure(folder: str, seconds: float) -> dict[str, float]:
-    """Return microseconds a sample: of processor time, of it certainly without the GIL, and at most with the GIL."""
+    """Return microseconds per sample: processor time, the part certainly without the GIL, and at most with the GIL."""
     clocks = _Clock(simplejpeg, "decode_jpeg"), _Clock(crops, "resize_linear")
     passes = open_passes(Job("image", "with_shardkit", folder, workers=1))
-    for _ in passes():  # so that what is done once is done
+    for _ in passes():  # for warming up
         pass
     for clock in clocks:
         clock.take()
@@ -88,7 +90,7 @@ def _call_with_little(decode: _Clock, resize: _Clock) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print its result."""
     print(json.dumps(measure(str(Path(sys.argv[1])), float(sys.argv[2]))))
 
 

@@ -1,14 +1,13 @@
-"""The input, made once into a folder: loose images, and the shards that every loader reads.
+"""The input, written once into a folder: loose images, and the shards that every loader reads.
 
 ::
 
     files/3/000013.jpg   the images, in a folder for each class
-    image/               they, packed by shardkit: jpg and cls
+    image/               the same images, packed by shardkit: jpg and cls
     small/               samples of a text of 300 bytes and a cls
     npy/                 samples of one array of 1 KB
 
-Beside each shard lies what DALI wants to know of it.
-The shards are plain tars, so all loaders read the same ones.
+An index for DALI lies next to each shard. The shards are plain tars, so all loaders read the same ones.
 """
 
 import json
@@ -27,17 +26,17 @@ from pyarrow import parquet
 import shardkit
 from loading.job import ARRAY
 
-_SHARDS = 8  # of each kind: the same number for each of two or four workers
+_SHARDS = 8  # of each kind, so that two or four workers have equally many
 _PHOTOGRAPHS = Path(__file__).with_name("photographs.py")
 
 
 def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
-    """Return the folder of the input, which is made if it is not there.
+    """Return the folder of the input, which is created if it does not exist.
 
     Args:
-        work: Where it goes to, into a folder named after the numbers.
-        images: How many images.
-        smalls: How many small samples, of either kind.
+        work: Its parent folder; the folder itself is named after the numbers.
+        images: The number of images.
+        smalls: The number of small samples of either kind.
         python: A Python that has scikit-image or scikit-learn.
     """
     folder = work / f"input-{images}-{smalls}"
@@ -60,14 +59,14 @@ def make_inputs(work: Path, images: int, smalls: int, python: str) -> Path:
 
 
 def pack_shards(source: Any, destination: Path, count: int, shards: int = _SHARDS) -> None:
-    """Pack ``count`` samples into ``shards`` shards, and write the index that DALI wants beside each."""
+    """Pack ``count`` samples into ``shards`` shards, and write DALI's index next to each."""
     shardkit.pack(source, destination, shard_samples=-(-count // shards), compression="none", progress=False)
     for shard in shardkit.read_manifest(destination).shards:
         _write_dali_index(destination / shard.index_url, destination / f"{shard.url}.idx")
 
 
 def _write_dali_index(index: Path, path: Path) -> None:
-    """Write what DALI's wds2idx would write: where each field's data lies."""
+    """Write what DALI's wds2idx would write: the place of each field's data."""
     rows = parquet.read_table(index).to_pydict()
     fields = [name.removesuffix(":offset") for name in rows if name.endswith(":offset")]
     lines = [f"v1.2 {len(rows['__key__'])}"]
@@ -92,7 +91,7 @@ def _arrays(count: int) -> Iterator[dict[str, Any]]:
 
 
 def sum_samples(folder: Path) -> dict[str, int]:
-    """Return what a whole pass over undecoded samples adds up to."""
+    """Return the sums over a whole pass of undecoded samples."""
     sums = {"samples": 0, "labels": 0, "bytes": 0, "checksum": 0}
     for sample in shardkit.ShardStream(folder, decode=False, shuffle=False):
         (data,) = (sample[field] for field in ("jpg", "txt") if field in sample)

@@ -1,4 +1,4 @@
-"""What one process measures: a loader, a task, and for how long; or several ways of loading, one after the other."""
+"""What one process measures: a loader, a task and a duration; or several ways of loading, one after the other."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -12,16 +12,16 @@ T = TypeVar("T")
 SIZE = 224
 """Height and width of the images in a batch."""
 ARRAY = 256
-"""How many float32 an array of the task npy has: 1 KB."""
+"""The number of float32 values in an array of the task npy: 1 KB."""
 BATCH_SIZES = {"image": 64, "raw": 64, "small": 256, "npy": 256}
-"""The tasks, and how many samples a batch has."""
+"""The tasks, and the number of samples in a batch."""
 PIPELINES = ("crop", "resize", "colour", "noise")
 """The pipelines of albumentations, from light to heavy."""
 
 Batch: TypeAlias = tuple[Any, Any]
-"""Values and labels. Of image a uint8 array, of raw and small two lists of bytes, of npy a float32 array and None."""
+"""Values and labels: of image a uint8 array, of raw and small two lists of bytes, of npy a float32 array and None."""
 Passes: TypeAlias = Callable[[], Iterable[Batch]]
-"""Gives a fresh pass over all samples, each time it is called."""
+"""Returns a new pass over all samples each time it is called."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Job:
 
     Attributes:
         task: One of ``BATCH_SIZES``.
-        module: The module that has the loader, in ``open_passes(job)``.
+        module: The module of the loader, with the function ``open_passes(job)``.
         folder: The input, as ``inputs`` made it.
-        workers: Threads or processes; 0 for the process itself.
-        options: What else the loader is to do, as its module says.
-        seconds: How long to measure, in whole passes.
-        limit: After how many seconds a pass is left, if the loader is that slow.
-        only_first: Leave it at the first pass, of which come no rates.
-        servers: Processes that belong to what is measured, though not to the loader.
+        workers: The number of threads or processes; 0 for the process itself.
+        options: More settings of the loader, which its module explains.
+        seconds: How long to measure; only whole passes are made.
+        limit: The seconds after which the pass of a slow loader is stopped early.
+        only_first: Make only the first pass, which gives no rates.
+        servers: Processes whose usage is measured too, though they do not belong to the loader.
     """
 
     task: str
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def batch_size(self) -> int:
-        """How many samples a batch has."""
+        """The number of samples in a batch."""
         return BATCH_SIZES[self.task]
 
     @property
@@ -81,8 +81,8 @@ class Way:
 
     Attributes:
         kind: ``"sequential"``, ``"bare"``, ``"thread"`` or ``"process"``.
-        workers: How many threads or processes; 1 for the loop.
-        batch_size: How many samples a batch has.
+        workers: The number of threads or processes; 1 for the loop.
+        batch_size: The number of samples in a batch.
     """
 
     kind: str
@@ -97,9 +97,9 @@ class Errand:
     Attributes:
         folder: The input, as ``inputs`` made it.
         pipeline: One of ``PIPELINES``.
-        ways: What is measured, one after the other.
-        quiet: A way is measured again if other processes took more of a processor than this ...
-        repeats: ... but no more often than that; then the quietest time counts.
+        ways: The ways to measure, one after the other.
+        quiet: A way is measured again if other processes used more than this fraction of a processor.
+        repeats: The most repetitions; after that, the quietest measurement counts.
     """
 
     folder: str
@@ -114,13 +114,13 @@ class Errand:
 
     @classmethod
     def from_json(cls, text: str) -> "Errand":
-        """Return the job that ``to_json`` made this text of."""
+        """Return the job that ``to_json`` turned into this text."""
         values = json.loads(text)
         return cls(**values | {"ways": tuple(Way(**way) for way in values["ways"])})
 
 
 def batched(samples: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of ``size`` samples, the last perhaps shorter."""
+    """Yield lists of ``size`` samples; the last may be shorter."""
     iterator = iter(samples)
     while batch := list(islice(iterator, size)):
         yield batch

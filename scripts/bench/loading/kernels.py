@@ -1,4 +1,4 @@
-"""Bytes of a JPEG -> a row of a batch: what loaders are given where the comparison is not about decoders."""
+"""From a JPEG's bytes to a row of a batch: functions for all loaders, where decoders are not what is compared."""
 
 import io
 import math
@@ -22,7 +22,7 @@ class Uniform(Protocol):
 
 
 def choose_box(width: int, height: int, rng: Uniform) -> tuple[int, int, int, int]:
-    """Return left, upper, right and lower of a random crop, drawn as torchvision's RandomResizedCrop draws it."""
+    """Return left, upper, right and lower of a random crop, drawn like torchvision's RandomResizedCrop."""
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -36,7 +36,7 @@ def choose_box(width: int, height: int, rng: Uniform) -> tuple[int, int, int, in
 
 
 def crop(pixels: Pixels, rng: Uniform, out: Pixels | None = None) -> Pixels:
-    """Return a random crop of SIZE, antialiased, mirrored half the time: by shardkit's kernel, without the GIL."""
+    """Return a random crop of SIZE, antialiased, mirrored half the time, by shardkit's kernel, without the GIL."""
     from shardkit.transforms.resize import resize_linear
 
     left, upper, right, lower = choose_box(pixels.shape[1], pixels.shape[0], rng)
@@ -46,7 +46,7 @@ def crop(pixels: Pixels, rng: Uniform, out: Pixels | None = None) -> Pixels:
 
 
 def decode(data: bytes) -> Pixels:
-    """Return the pixels of a JPEG, as simplejpeg decodes them."""
+    """Return the pixels of a JPEG, decoded by simplejpeg."""
     import simplejpeg
 
     pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB")
@@ -54,9 +54,9 @@ def decode(data: bytes) -> Pixels:
 
 
 def crop_with_pillow(image: Any) -> Pixels:
-    """Return a random crop of a PIL image: what torchvision's RandomResizedCrop and RandomHorizontalFlip do to one.
+    """Return a random crop of a PIL image, as torchvision's RandomResizedCrop and RandomHorizontalFlip make it.
 
-    torchvision itself, of which few builds go with a given torch, adds its own overhead to these calls of Pillow.
+    torchvision itself would add its own overhead to these calls of Pillow, and few of its builds fit a given torch.
     """
     from PIL import Image
 

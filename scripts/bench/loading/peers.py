@@ -1,4 +1,4 @@
-"""The loaders that are compared: which tasks each does, how, and in which environment."""
+"""The loaders that are compared: the tasks of each, its settings and its environment."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Peer:
-    """A loader as it is measured.
+    """A loader and how it is measured.
 
     Attributes:
-        name: What tables call it.
+        name: Its name in tables.
         module: Its module.
-        tasks: What it is measured at.
-        workers: Threads or processes; 0 for the process itself.
-        options: What its module is told.
-        package: What must be importable, in the environment that runs the benchmark or else in one of the same name.
+        tasks: The tasks that it is measured in.
+        workers: The number of threads or processes; 0 for the process itself.
+        options: The options of its module.
+        package: The package to import, from the environment that runs the benchmark or from one of the same name.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Makes JPEGs of about 60 KB, some 470 x 390, of the photographs that scikit-image and scikit-learn ship.
+"""Make JPEGs of about 60 KB and 470 x 390 pixels from the photographs that scikit-image and scikit-learn ship.
 
-A program of its own, because those are not among shardkit's dependencies: photographs.py FOLDER COUNT. Each image is a
-crop of a photograph at a random place, scale and side, saved with the quality that gives its size; so they differ, and
-cost what photographs cost. Their folders, of which there are ten, are their classes.
+It is a program of its own, photographs.py FOLDER COUNT, because shardkit does not depend on those two packages. Each
+image is a crop of a photograph at a random place and scale, mirrored at random, and saved with the quality that gives
+the wanted size. So the images differ, and cost as much to decode as photographs. Their ten folders are their classes.
 """
 
 import importlib
@@ -24,7 +24,7 @@ _NAMES = {
 
 
 def photographs() -> list[Image.Image]:
-    """Return the photographs of those of the two packages that are installed."""
+    """Return the photographs of the installed ones of the two packages."""
     found = []
     for package, names in _NAMES.items():
         try:
@@ -63,7 +63,7 @@ def _encode(image: Image.Image, quality: int) -> bytes:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the images."""
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     sources = photographs()
     for number in range(count):

@@ -1,7 +1,8 @@
 """Four pipelines of albumentations, from light to heavy, as transforms of a loader.
 
-Beside decoding, which takes 0.65 ms, they take about 0.02, 0.1, 0.7 and 2.5 ms of a processor for an image. What a
-pipeline draws follows from the sample's key alone. So however a sample is loaded, the same comes out to the last bit.
+In addition to decoding, which takes 0.65 ms, they take about 0.02, 0.1, 0.7 and 2.5 ms of processor time per image. A
+pipeline's random numbers depend only on the sample's key. So a sample's result is the same to the last bit, however it
+is loaded.
 """
 
 import os
@@ -13,9 +14,9 @@ from zlib import crc32
 from loading.job import SIZE
 from shardkit import Albumentations, Rng
 
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the network for a newer version
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # otherwise it looks for a newer version over the network
 A: Any = import_module("albumentations")
-import_module("cv2").setNumThreads(0)  # threads of its own would make the sequential loader a parallel one
+import_module("cv2").setNumThreads(0)  # its own threads would make the sequential loader parallel
 
 
 def _crop() -> list[Any]:

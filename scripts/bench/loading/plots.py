@@ -1,4 +1,4 @@
-"""Results as pictures. Kinds differ by shade, hatching, marker and line, so that no colour is needed."""
+"""Results as pictures. Kinds differ by shade, hatching, marker and line, so that the pictures need no colour."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ _LINES = {
 
 
 def plot_tasks(tasks: Mapping[str, Rows], path: Path, title: str) -> None:
-    """Draw the rates of all loaders, a panel for each task.
+    """Draw the rates of all loaders, in one panel per task.
 
     Args:
         tasks: The rows of each task.

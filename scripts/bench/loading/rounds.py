@@ -1,4 +1,4 @@
-"""Processes that measure one loader each, in turns; and what their rounds say together."""
+"""Processes that measure one loader each, in turns, and summaries of their rounds."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from loading.notes import note
 from loading.peers import CEILING, OWN, Peer
 
 Runs = dict[str, list[dict[str, Any]]]
-"""Of each loader what each round gave; ``{"error": ...}`` where it could not be measured."""
+"""The results of each loader, one per round; ``{"error": ...}`` if it could not be measured."""
 
 _CHILD = Path(__file__).with_name("child.py")
 _TIMEOUT = 300
 REPEATS = 2
-"""How often a run is repeated at most because other processes took a processor's time."""
+"""The most repetitions of a run that other processes disturbed."""
 
 
 def measure_rounds(
@@ -35,14 +35,14 @@ def measure_rounds(
 ) -> Runs:
     """Measure loaders in turns, so that other load on the machine affects all of them.
 
-    Before the rounds each has a first pass alone, in which its memory is looked at often.
+    Before the rounds, each loader makes one pass alone, in which its memory is sampled often.
 
     Args:
         peers: The loaders.
-        python_of: Returns the Python that a loader needs; raises where there is none.
-        make_job: Returns what its process is to do.
-        rounds: How many.
-        quiet: A run is repeated if other processes took more of a processor than this; at most ``REPEATS`` times.
+        python_of: Returns the Python that a loader needs; raises if there is none.
+        make_job: Returns the job of a loader's process.
+        rounds: The number of rounds.
+        quiet: A run is repeated, at most ``REPEATS`` times, if others used more than this fraction of a processor.
     """
     runs: Runs = {}
     for turn in range(rounds + 1):
@@ -78,11 +78,11 @@ def _quiet_run(python: str, job: Job, quiet: float) -> dict[str, Any]:
 
 
 def run_child(python: str, job: Job, *, watch: bool = False) -> dict[str, Any]:
-    """Return what a process says of a job; with ``watch``, of its first pass, and the most memory that it then had.
+    """Return a process's measurements of a job; with ``watch``, those of its first pass and its peak memory.
 
     Raises:
         RuntimeError: It failed; the message has the last line that it printed.
-        subprocess.TimeoutExpired: It did not end.
+        subprocess.TimeoutExpired: It did not end in time.
     """
     environment = child_environment() | {"HF_HOME": str(Path(job.folder).parent / "huggingface")}
     command = [python, "-W", "ignore", str(_CHILD), replace(job, only_first=watch).to_json()]
@@ -107,7 +107,7 @@ def run_child(python: str, job: Job, *, watch: bool = False) -> dict[str, Any]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a process that finds this package."""
+    """Return environment variables with which a process finds this package."""
     paths = [str(_CHILD.parents[1]), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -115,7 +115,7 @@ def child_environment() -> dict[str, str]:
 def summarise(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], ceiling: str = CEILING, own: str = OWN
 ) -> dict[str, dict[str, Any]]:
-    """Return for each loader its medians, and the medians of its ratios to the ceiling and to shardkit, by rounds."""
+    """Return each loader's medians, and the medians of its ratios to the ceiling and to shardkit within each round."""
     rows: dict[str, dict[str, Any]] = {}
     for name, results in runs.items():
         if "error" in results[0]:
@@ -144,6 +144,6 @@ def _ratios(what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], name: st
 
 
 def ratios_of(what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, against: str) -> list[float]:
-    """Return the ratio of two loaders in each round; none if one of them was not measured."""
+    """Return the ratios of two loaders, one per round; none if one of the loaders was not measured."""
     pairs = zip(runs.get(name, ())[1:], runs.get(against, ())[1:], strict=False)
     return [run[what] / other[what] for run, other in pairs]

@@ -12,8 +12,8 @@ Rows = Mapping[str, Mapping[str, Any]]
 def task_table(task: str, rows: Rows) -> str:
     """Return a task's loaders.
 
-    ``memory`` is the most that a loader and its processes had of their own; beyond imports is how much that is more
-    than before it was made.
+    ``memory`` is the peak memory of a loader and its processes; ``beyond imports`` is its growth since before the
+    loader was made.
     """
     head = [task, "samples/s", "of the ceiling", "shardkit is", "CPU s per 1 000", "memory", "beyond imports"]
     cells = []
@@ -38,7 +38,7 @@ def task_table(task: str, rows: Rows) -> str:
 
 
 def classic_tables(rows: Rows) -> str:
-    """Return speed-ups by workers and by batch sizes, and the figures with targets, in bold if they are missed."""
+    """Return speed-ups by workers and by batch sizes, and the figures with targets, in bold if a target is missed."""
     tables = []
     for what, title in (("workers", "workers, batches of 100"), ("batch_sizes", "2 workers, batches of")):
         numbers = next(iter(rows.values()))[what]["threads"]

@@ -1,8 +1,8 @@
 """Epochs in several ways: in a loop, in bare threads, and by shardkit's loader with threads or processes.
 
-A program of its own: ways.py ERRAND, which prints a line of JSON for each way. Starting up is part of the time: of the
-loader, opening the dataset and starting threads or processes; only what this process imports is not. Every image that
-comes out enters a checksum, which does not depend on the order, and that is part of the time as well.
+It is a program of its own: ways.py ERRAND prints one line of JSON for each way. The time includes the start: for the
+loader, opening the dataset and starting threads or processes, but not this process's imports. It also includes adding
+every image to a checksum, which does not depend on the order.
 """
 
 import json
@@ -26,15 +26,15 @@ from loading.pipelines import Augment
 from shardkit import ShardDataset, ShardLoader
 
 Sums: TypeAlias = Iterator[tuple[int, int]]
-"""Of each batch, how many images it has, and a checksum of them and their keys."""
+"""For each batch, the number of images and a checksum over them and their keys."""
 
 _CHUNK = 16  # images that a bare thread takes at a time
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure each way and print the result."""
     errand = Errand.from_json(sys.argv[1])
-    measure(Way("sequential", 1, 100), errand)  # so that what is done once in a process is done
+    measure(Way("sequential", 1, 100), errand)  # for warming up
     for way in errand.ways:
         best: dict[str, Any] = {}
         for _ in range(1 + errand.repeats):
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(way: Way, errand: Errand) -> dict[str, Any]:
-    """Return how long an epoch took, with all that it took to start, and what came out; of processes, also the next."""
+    """Return the time of an epoch, start included, and its checksum; for processes, also the time of the next epoch."""
     files = _files(errand.folder)
     memory = [(key, path.read_bytes()) for key, path in files] if way.kind == "bare" else []
     cpu, machine = tree_cpu_seconds(), machine_cpu_seconds()
@@ -89,13 +89,13 @@ def _total(sums: Sums) -> tuple[int, int]:
 
 
 def _sum(keys: Iterable[str], images: Iterable[Any]) -> tuple[int, int]:
-    """Return how many images there are, uint8, (SIZE, SIZE, 3), and a checksum of them and their keys."""
+    """Return the number of images, uint8, (SIZE, SIZE, 3), and a checksum over them and their keys."""
     checksums = [crc32(image, crc32(key.encode())) for key, image in zip(keys, images, strict=True)]
     return len(checksums), sum(checksums)
 
 
 def _sequential(files: list[tuple[str, Path]], augment: Augment, batch_size: int) -> Sums:
-    """Read, decode and augment one image after the other, and put batches together, as everybody would."""
+    """Read, decode and augment one image after the other, and collate batches, in an ordinary loop."""
     for batch in batched(files, batch_size):
         samples = [augment({"__key__": key, "image": kernels.decode(path.read_bytes())}) for key, path in batch]
         images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
@@ -108,12 +108,12 @@ def _loaded(loader: ShardLoader) -> Sums:
 
 
 def _bare(memory: list[tuple[str, bytes]], augment: Augment, workers: int) -> Sums:
-    """Decode and augment in threads, into rows that are there already; without order, reading or handing over."""
+    """Decode and augment in threads, into preallocated rows, without ordering, reading or passing batches on."""
     return run_threads(_Augmented(memory, augment), workers)
 
 
 class _Augmented:
-    """What bare threads do."""
+    """The work of the bare threads."""
 
     def __init__(self, memory: list[tuple[str, bytes]], augment: Augment) -> None:
         self.pieces = list(batched(memory, _CHUNK))

@@ -1,7 +1,7 @@
-"""DALI on the processor: its reader of webdataset's format, with its index, and decoding of the crop alone.
+"""DALI on the processor: its reader of webdataset's format, with its index, and its decoder of crops only.
 
-What it hands over are its own buffers, which are valid until the next batch; with the option ``touch`` of the task raw
-they are copied into bytes, as all others hand them over.
+DALI returns its own buffers, which are valid until the next batch. With the option ``touch``, in the task raw, they are
+copied into bytes, which all other loaders return.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PACKAGES = ("nvidia-dali-cuda130",)
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what runs its pipeline over the dataset once."""
+    """Return a function that runs the pipeline over the dataset once."""
     built = dali.Pipeline(batch_size=job.batch_size, num_threads=job.workers, device_id=None, prefetch_queue_depth=2)
     with built:
         first, labels = fn.readers.webdataset(
@@ -59,7 +59,7 @@ def _run(built: Any, job: Job) -> Iterator[Batch]:
 
 
 class _Untouched:
-    """A batch that nobody looks into."""
+    """A batch whose content is not read."""
 
     def __init__(self, tensors: Any, count: int) -> None:
         self._tensors = tensors

@@ -1,6 +1,6 @@
 """HF datasets, streaming shards in webdataset's format: in the process itself, or in a DataLoader.
 
-It decodes texts and labels in any case; images to PIL, which are cropped as webdataset's are.
+It always decodes texts and labels. It decodes images to PIL, and they are cropped like webdataset's.
 """
 
 import os
@@ -16,13 +16,13 @@ from loading import kernels
 from loading.job import Batch, Job, Passes, batched
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-datasets: Any = import_module("datasets")  # what it reads from the environment, it reads at once
+datasets: Any = import_module("datasets")  # it reads environment variables when it is imported
 
 PACKAGES = ("datasets",)
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what iterates over the dataset once."""
+    """Return a function that iterates over the dataset once."""
     files = {"train": job.shards}
     samples: Any = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True)
     if job.task == "raw":

@@ -13,7 +13,7 @@ from loading.job import Batch, Job, Passes, batched
 
 
 class _Files(Dataset[Any]):
-    """Every image and its label; as a DataLoader wants it."""
+    """Every image and its label, as a dataset for a DataLoader."""
 
     def __init__(self, folder: Path, task: str, *, pillow: bool) -> None:
         self.paths = [str(path) for path in sorted(folder.glob("*/*.jpg"))]
@@ -32,7 +32,7 @@ class _Files(Dataset[Any]):
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what iterates over the files once."""
+    """Return a function that iterates over the files once."""
     files = _Files(job.files, job.task, pillow=bool(job.options.get("pillow")))
     if not job.workers:
         return lambda: _in_process(files, job.batch_size)

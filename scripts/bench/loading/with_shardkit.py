@@ -1,7 +1,7 @@
-"""shardkit: its loader with threads, or with the option ``stream`` its stream in a DataLoader with processes.
+"""shardkit: its loader with threads, or, with the option ``stream``, its stream in a DataLoader with processes.
 
-The option ``memory`` limits what the loader holds, so that it mixes fewer blocks together. With the options ``url`` and
-``storage_options`` the dataset is read from there.
+The option ``memory`` limits the loader's memory, so that it mixes fewer blocks. With the options ``url`` and
+``storage_options``, the dataset is read from that URL.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ _FEW_LANES = 15
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what iterates over the loader once."""
+    """Return a function that iterates over the loader once."""
     transform = {"value": RandomResizedCrop(SIZE)} if job.task == "image" else None
     decode = job.task in ("image", "npy")
     place, storage_options = job.options.get("url", job.dataset), job.options.get("storage_options")

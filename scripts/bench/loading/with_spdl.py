@@ -1,6 +1,6 @@
-"""SPDL: threads that decode with FFmpeg, batch by batch; or with our decoder and kernels.
+"""SPDL: threads that decode with FFmpeg, batch by batch, or with shardkit's decoder and kernels.
 
-Shards are read whole and walked by its own ``iter_tarfile``, which is quicker than the standard library's.
+Shards are read whole and parsed by its own ``iter_tarfile``, which is faster than the standard library's tarfile.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PACKAGES = ("spdl-core", "spdl-io")
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what builds a pipeline and iterates over it once, as its documentation has it."""
+    """Return a function that builds a pipeline, as in SPDL's documentation, and iterates over it once."""
     make = _raw if job.task != "image" else _ours if job.options.get("ours") else _ffmpeg
     return lambda: _run(job, make)
 
@@ -34,7 +34,7 @@ def _run(job: Job, make: Any) -> Iterator[Batch]:
 
 
 def _samples(shards: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield samples, their fields as views of the shard's bytes."""
+    """Yield samples whose fields are views of the shard's bytes."""
     sample: dict[str, Any] = {}
     current = None
     for shard in shards:

@@ -1,4 +1,4 @@
-"""webdataset, in the process itself or in a DataLoader, as its documentation has it; or with our decoder and kernels.
+"""webdataset as in its documentation, or with shardkit's decoder and kernels; in the process itself or a DataLoader.
 
 Its documentation decodes to PIL images and lets torchvision crop, and shuffles in a buffer of 1 000 samples.
 """
@@ -20,7 +20,7 @@ _FIELDS = {"image": ("jpg", "cls"), "raw": ("jpg", "cls"), "small": ("txt", "cls
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what iterates over the dataset once."""
+    """Return a function that iterates over the dataset once."""
     stages: list[Any] = [
         webdataset.SimpleShardList(job.shards),
         webdataset.detshuffle(len(job.shards)),

@@ -1,1 +1,1 @@
-"""The parts of scripts/bench/bench_remote.py: servers, ways of reading, what is measured, tables."""
+"""The parts of scripts/bench/bench_remote.py: servers, ways of reading, measurements and tables."""

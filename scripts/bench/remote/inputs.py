@@ -1,4 +1,4 @@
-"""The input, made once into a folder: a file, many small shards, and what ``loading.inputs`` makes.
+"""The input, written once into a folder: a file, many small shards, and the input of ``loading.inputs``.
 
 ::
 
@@ -21,11 +21,11 @@ from loading.inputs import pack_shards, sum_samples
 
 from remote.pieces import PIECE
 
-_EACH = 4  # images of a small shard
+_EACH = 4  # images in a small shard
 
 
 def make_large(work: Path, megabytes: int) -> Path:
-    """Return the folder of a file of random bytes, which is made if it is not there."""
+    """Return the folder of a file of random bytes, which is created if it does not exist."""
 
     def make(folder: Path) -> dict[str, Any]:
         numbers = random.Random(0)  # noqa: S311 - of a benchmark
@@ -42,12 +42,12 @@ def make_large(work: Path, megabytes: int) -> Path:
 
 
 def make_many(work: Path, images: Path, shards: int) -> Path:
-    """Return the folder of a dataset of many small shards, which is made if it is not there.
+    """Return the folder of a dataset of many small shards, which is created if it does not exist.
 
     Args:
-        work: Where it goes to.
+        work: Its parent folder.
         images: The folder of loose images; they repeat if there are too few.
-        shards: How many shards.
+        shards: The number of shards.
     """
 
     def samples() -> Iterator[dict[str, Any]]:
@@ -64,7 +64,7 @@ def make_many(work: Path, images: Path, shards: int) -> Path:
 
 
 def _made(folder: Path, make: Callable[[Path], dict[str, Any]]) -> Path:
-    """Return a folder, made if it is not there, with what must be found in it."""
+    """Return a folder, created if it does not exist, and the sums that a pass over it must give."""
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             new = Path(temporary) / folder.name

@@ -1,4 +1,4 @@
-"""What is measured: a file through each client, blocks from far away, epochs; each part gives runs by name."""
+"""The parts of the benchmark: a file through each client, blocks from far away, epochs. Each returns runs by name."""
 
 import json
 import subprocess
@@ -26,10 +26,10 @@ MEGABYTE = 1_000_000
 BLOCK_SIZES = (MEGABYTE, 4 * MEGABYTE)
 TASKS = ("image", "raw")
 MEMORY = 128_000_000
-"""The setting with which memory is measured."""
+"""The ``memory=`` setting for measuring memory."""
 _BLOCK = {"block": 4 * MEGABYTE}
-_GETS_AT_A_TIME = 16  # from far away
-_LONG = 60.0  # seconds: no pass is left
+_GETS_AT_A_TIME = 16  # from the distant server
+_LONG = 60.0  # seconds: no pass is stopped early
 
 _OF_BOTH = (
     Peer(CEILING, "remote.with_sockets", ()),
@@ -56,7 +56,7 @@ READERS = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """Folders below the one that is served; see ``inputs``."""
+    """Folders below the served one; see ``inputs``."""
 
     images: Path
     large: Path
@@ -65,17 +65,17 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Bench:
-    """How everything is measured.
+    """Settings of all measurements.
 
     Attributes:
         servers: The servers.
-        inputs: What they serve.
-        work: The folder that has the environments.
-        rounds: How many rounds.
+        inputs: The folders that they serve.
+        work: The folder of the environments.
+        rounds: The number of rounds.
         quiet: See ``measure_rounds``.
-        seconds: How long each run takes, in whole passes.
-        install: Whether environments may be made.
-        only: Parts of the names of those that are measured; all if there are none.
+        seconds: The least time of a run, which makes whole passes.
+        install: Whether environments may be created.
+        only: Measure only peers whose name contains one of these; all if there are none.
     """
 
     servers: Servers
@@ -88,7 +88,7 @@ class Bench:
     only: Sequence[str]
 
     def url(self, folder: Path) -> str:
-        """Return where something of the input is over HTTP."""
+        """Return the HTTP URL of a part of the input."""
         return f"{self.servers.url}/{folder.relative_to(self.servers.folder).as_posix()}"
 
     def measure(self, peers: Sequence[Peer], folder: Path) -> Runs:
@@ -111,7 +111,7 @@ class Bench:
 
 
 def read_file(bench: Bench) -> dict[str, Runs]:
-    """Measure each client at a file, one connection at a time."""
+    """Measure how each client reads a file, over one connection."""
     large = bench.inputs.large
     size = (large / "large").stat().st_size
     task = f"read-{size // MEGABYTE}"
@@ -132,7 +132,7 @@ def read_file(bench: Bench) -> dict[str, Runs]:
 
 
 def read_far(bench: Bench, connections: Sequence[int]) -> dict[str, Runs]:
-    """Measure reading blocks from far away over each number of connections, by a raw socket and by shardkit."""
+    """Measure reading blocks from the distant server over 1 to 16 connections, by a raw socket and by shardkit."""
     large = bench.inputs.large
     path = (large / "large").relative_to(bench.servers.folder)
     runs = {}
@@ -150,7 +150,7 @@ def read_far(bench: Bench, connections: Sequence[int]) -> dict[str, Runs]:
 
 
 def load_near(bench: Bench, tasks: Sequence[str]) -> dict[str, Runs]:
-    """Measure epochs over local files, HTTP and S3, and with a GET for each image."""
+    """Measure epochs from local files, HTTP and S3, and with a GET for each image."""
     folder = bench.inputs.images
     options = {"storage_options": bench.servers.storage_options}
     shards = {"url": bench.servers.upload(folder / "image", f"{folder.name}/image"), **options}
@@ -169,7 +169,7 @@ def load_near(bench: Bench, tasks: Sequence[str]) -> dict[str, Runs]:
 
 
 def load_far(bench: Bench) -> tuple[dict[str, Runs], dict[str, int]]:
-    """Measure epochs from far away; return also the most connections that each loader opened."""
+    """Measure epochs from the distant server; also return the most connections that each loader opened."""
     proxies = {name: bench.servers.distant() for name in (FAR, FAR_MANY, FAR_GETS)}
     images, many = (
         folder.relative_to(bench.servers.folder).as_posix() for folder in (bench.inputs.images, bench.inputs.many)
@@ -192,7 +192,7 @@ def load_far(bench: Bench) -> tuple[dict[str, Runs], dict[str, int]]:
 
 
 def keep_steady(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Measure memory, descriptors and threads of an epoch of many shards, with little memory to fetch ahead into."""
+    """Measure the memory, descriptors and threads of an epoch of many shards, with little memory for fetching ahead."""
     many = bench.inputs.many
     options = {"memory": f"{MEMORY // MEGABYTE}MB"}
     places: dict[str, dict[str, Any]] = {LOCAL: {}, HTTP: {"url": f"{bench.url(many)}/image"}}

@@ -7,17 +7,17 @@ from typing import Any
 from loading.job import Batch, Job, Passes
 
 PIECE = 1_000_000
-"""Bytes of a piece."""
+"""The size of a piece in bytes."""
 
 
 def read_pieces(read: Callable[[int], Any]) -> Iterator[Batch]:
-    """Yield what a function gives of a file, a piece at a time, until it gives nothing."""
+    """Yield the pieces that a function returns, until it returns nothing."""
     while piece := read(PIECE):
         yield [piece], None
 
 
 def passes_over_blocks(job: Job, read: Callable[[int, int], Any]) -> Passes:
-    """Return what reads a file in blocks, as many at a time as the job has workers.
+    """Return a function that reads a file in blocks, as many at a time as the job has workers.
 
     Args:
         job: Its options have ``size`` and ``block``, whole numbers of pieces.
@@ -25,7 +25,7 @@ def passes_over_blocks(job: Job, read: Callable[[int, int], Any]) -> Passes:
     """
     block = job.options["block"]
     starts = range(0, job.options["size"], block)
-    # Threads stay, and so do their connections.
+    # The threads are kept between passes, and so are their connections.
     in_turn = ThreadPoolExecutor(job.workers).map if job.workers > 1 else map
 
     def one_pass() -> Iterator[Batch]:

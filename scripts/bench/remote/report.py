@@ -1,4 +1,4 @@
-"""Results as Markdown: tables, and targets, in bold where they are missed."""
+"""Results as Markdown: tables and targets; missed targets are bold."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _CPU, _RATE = "cpu_seconds_per_1000", "samples_per_second"
 
 
 def read_table(protocol: str, runs: Runs) -> str:
-    """Return what each client needs for a file; ``CPU`` is the client's own, not the server's."""
+    """Return the table of how each client reads a file; ``CPU`` is the client's own, not the server's."""
     head = [protocol, "MB/s", "of the socket", "CPU s per GB", "CPU, shardkit's stream is 1"]
     rows = summarise(runs, parts.CEILING, parts.STREAM)
     cells = []
@@ -28,7 +28,7 @@ def read_table(protocol: str, runs: Runs) -> str:
 
 
 def far_table(runs: Mapping[str, Runs]) -> str:
-    """Return the rates of blocks from far away, beside the limit of waiting a round trip for each."""
+    """Return the rates of blocks from the distant server, and the limit if each block waits for a round trip."""
     head = ["connections x block", "can give, MB/s", "raw socket", "shardkit", "shardkit / can give", "CPU s per GB"]
     cells = []
     for what, each in runs.items():
@@ -42,7 +42,7 @@ def far_table(runs: Mapping[str, Runs]) -> str:
 
 
 def far_limit(what: str) -> float:
-    """Return the most MB/s that connections give if each asks for a block when it has got the one before.
+    """Return the highest possible MB/s if each connection requests a block only after it received the previous one.
 
     Example:
         >>> round(far_limit("16 x 1 MB"), 1)
@@ -54,7 +54,7 @@ def far_limit(what: str) -> float:
 
 
 def epoch_table(title: str, runs: Runs, connections: Mapping[str, int] | None = None) -> str:
-    """Return how quickly epochs come; ``CPU`` is the loader's own, not the servers'."""
+    """Return the table of the rates of epochs; ``CPU`` is the loader's own, not the servers'."""
     head = [title, "images/s", "of local", "CPU ms per image", "CPU, local is 1", "first batch"]
     cells = []
     rows = summarise(runs, parts.LOCAL)
@@ -72,7 +72,7 @@ def epoch_table(title: str, runs: Runs, connections: Mapping[str, int] | None = 
 
 
 def steady_table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what epochs of many shards use; ``memory`` is the growth since before the epoch, batches included."""
+    """Return the usage of epochs of many shards; ``memory`` is the growth since before the epoch, batches included."""
     head = [f"memory={parts.MEMORY // parts.MEGABYTE} MB", "blocks", "memory", "descriptors", "threads"]
     cells = [
         [
@@ -90,12 +90,12 @@ def _span(ends: Sequence[int]) -> str:
 
 
 def targets_table(results: Mapping[str, Any]) -> str:
-    """Return the targets beside the results."""
+    """Return the table of targets and results."""
     return markdown(["asked for", "at least or most", "measured"], [_shown(*target) for target in _targets(results)])
 
 
 def _targets(results: Mapping[str, Any]) -> list[tuple[str, float, list[float], bool, str]]:
-    """Return for each target its text, the bound, the ratios of rounds, whether more is better, and the format."""
+    """Return for each target its text, its bound, the ratios of the rounds, whether more is better, and its format."""
     found: list[tuple[str, float, list[float], bool, str]] = []
     for protocol, other in (("HTTP", parts.FSSPEC), ("S3", parts.S3FS)):
         runs = results.get("read", {}).get(protocol, {})

@@ -1,4 +1,4 @@
-"""The servers, those of the tests: nginx, Ceph's gateway, and proxies that emulate a distance; all on this machine."""
+"""The tests' servers, all on this machine: nginx, Ceph's gateway, and proxies that emulate a distant server."""
 
 import sys
 from collections.abc import Iterator
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 RTT, RATE = 0.03, 10_000_000
-"""The distance: seconds of a round trip, and bytes a second of each connection."""
+"""The distant server: seconds per round trip, and bytes per second of each connection."""
 
-sys.path.append(str(Path(__file__).parents[3]))  # where tests.support.servers is
+sys.path.append(str(Path(__file__).parents[3]))  # for tests.support.servers
 
 
 @dataclass
 class Servers:
-    """What is served.
+    """The running servers and their content.
 
     Attributes:
-        folder: What web servers serve.
-        url: Where it is over HTTP.
+        folder: The folder that web servers serve.
+        url: Its HTTP URL.
         ceph: The S3 server.
-        bucket: A bucket of it.
+        bucket: One of its buckets.
         processes: The servers' processes.
-        control: The port at which proxies are made.
+        control: The port of the program that creates proxies.
         stack: Ends the proxies.
     """
 
@@ -38,7 +38,7 @@ class Servers:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """What s3fs and shardkit must know of the S3 server."""
+        """The options with which s3fs and shardkit connect to the S3 server."""
         region = {"region_name": self.ceph.region}
         who = {"key": self.ceph.key, "secret": self.ceph.secret}
         return {**who, "endpoint_url": self.ceph.url, "client_kwargs": region}
@@ -49,10 +49,10 @@ class Servers:
         return tuple(process.pid for process in self.processes.running)
 
     def distant(self, connections: int | None = None) -> Any:
-        """Return a new proxy before the web server that emulates the distance.
+        """Return a new proxy in front of the web server that emulates a distant server.
 
         Args:
-            connections: The most that it serves at a time; None for no limit.
+            connections: The most connections at a time; None for no limit.
         """
         faults: Any = import_module("tests.support.servers.faults")
         proxy = self.stack.enter_context(closing(faults.FaultProxy(self.control, self.url)))
@@ -60,7 +60,7 @@ class Servers:
         return proxy
 
     def upload(self, folder: Path, prefix: str) -> str:
-        """Put all files of a folder into the bucket; return where they are."""
+        """Put all files of a folder into the bucket; return their URL."""
         with self.ceph.client() as client:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 key = f"{prefix}/{path.relative_to(folder).as_posix()}"
@@ -79,11 +79,11 @@ class Servers:
 
 @contextmanager
 def serve(home: Path, folder: Path) -> Iterator[Servers]:
-    """Start the servers, and end them.
+    """Start the servers, and end them on leaving the context.
 
     Args:
-        home: An empty folder for what they write.
-        folder: What the web server serves.
+        home: An empty folder for the files that they write.
+        folder: The folder that the web server serves.
     """
     programs: Any = import_module("tests.support.servers.programs")
     ceph: Any = import_module("tests.support.servers.ceph")

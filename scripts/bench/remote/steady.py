@@ -1,6 +1,7 @@
-"""Measures the memory, descriptors and threads of an epoch: steady.py JOB prints them as JSON.
+"""Measure the memory, descriptors and threads of an epoch: ``steady.py JOB`` prints them as JSON.
 
-First the training loop is slow, so that as much is fetched ahead as memory allows. Then come all batches.
+At first the training loop is slow, so that the loader fetches ahead as much as memory allows. Then it takes all
+batches.
 """
 
 import json
@@ -16,12 +17,12 @@ from loading.job import Job
 
 from shardkit import ShardDataset, ShardLoader
 
-_LANES = 15  # leave room to fetch ahead
-_PAUSE = 0.5  # seconds in which nothing comes if there is no room
+_LANES = 15  # leaves memory for fetching ahead
+_PAUSE = 0.5  # seconds without growth after which the memory counts as full
 
 
 def count(job: Job) -> dict[str, Any]:
-    """Return the most memory, what is held of blocks and all that there is more than before; and what else there is."""
+    """Return the growth of memory and the bytes held for blocks, both at their peak, and the other counts."""
     dataset = ShardDataset(
         job.options.get("url", job.dataset), decode=False, storage_options=job.options.get("storage_options")
     )

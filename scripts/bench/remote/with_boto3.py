@@ -19,7 +19,7 @@ def make_client(options: dict[str, Any]) -> Any:
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what reads the file once."""
+    """Return a function that reads the file once."""
     client = make_client(job.options["storage_options"])
     bucket, _, key = job.options["url"].removeprefix("s3://").partition("/")
 

@@ -1,4 +1,4 @@
-"""webdataset's ``pipe:curl``, as its documentation has it."""
+"""webdataset's ``pipe:curl``, as in its documentation."""
 
 import shlex
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ gopen: Any = import_module("webdataset.gopen")
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what reads the file once."""
+    """Return a function that reads the file once."""
 
     def forward() -> Iterator[Batch]:
         stream = gopen.gopen(f"pipe:curl -s -L {shlex.quote(job.options['url'])}", "rb")

@@ -1,4 +1,4 @@
-"""fsspec's filesystems, http and s3fs: their files as they are by default, or with the option ``block`` cat_file."""
+"""fsspec's filesystems http and s3fs: their files with default settings, or, with the option ``block``, cat_file."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,7 +12,7 @@ fsspec: Any = import_module("fsspec")
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what reads the file once."""
+    """Return a function that reads the file once."""
     files, path = fsspec.core.url_to_fs(job.options["url"], **job.options.get("storage_options", {}))
     if "block" in job.options:
         return passes_over_blocks(job, lambda start, count: files.cat_file(path, start=start, end=start + count))

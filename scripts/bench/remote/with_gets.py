@@ -1,4 +1,4 @@
-"""The way without shards: a GET for each image, by urllib3 or boto3, as many at a time as there are workers."""
+"""Reading without shards: a GET for each image, by urllib3 or boto3, as many at a time as there are workers."""
 
 import random
 import threading
@@ -16,7 +16,7 @@ from remote.with_boto3 import make_client
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what reads all images once, shuffled; their names are known beforehand."""
+    """Return a function that reads all images once, shuffled; their names are known beforehand."""
     url, options = job.options["url"], job.options.get("storage_options")
     names = [path.relative_to(job.files).as_posix() for path in sorted(job.files.glob("*/*.jpg"))]
     torch.set_num_threads(1)

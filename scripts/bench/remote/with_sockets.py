@@ -1,4 +1,4 @@
-"""The ceiling: the bytes that a socket gives, without looking at them."""
+"""The ceiling: reading a socket without examining the bytes."""
 
 import socket
 import threading
@@ -12,10 +12,10 @@ from remote.pieces import PIECE, passes_over_blocks
 
 
 class Connection:
-    """A connection to the server of a URL, over which it can be asked for again and again.
+    """A connection to the server of a URL, over which the URL can be requested repeatedly.
 
     Args:
-        url: What is asked for.
+        url: The URL to request.
     """
 
     def __init__(self, url: str) -> None:
@@ -25,7 +25,7 @@ class Connection:
         self._head = f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode()
 
     def ask(self, extra: bytes = b"") -> bytes:
-        """Send a request, and return the part of the body that came with the head of the answer."""
+        """Send a request, and return the part of the body that came with the response's header."""
         self._socket.sendall(self._head + extra + b"\r\n")
         came = bytearray()
         while b"\r\n\r\n" not in came:
@@ -39,7 +39,7 @@ class Connection:
         return bytes(body)
 
     def fill(self, out: memoryview, body: bytes = b"") -> None:
-        """Fill ``out`` with what was received, and then with what is still to come."""
+        """Fill ``out`` with the bytes received so far, and then from the socket."""
         out[: len(body)] = body
         done = len(body)
         while done < len(out):
@@ -54,7 +54,7 @@ class Connection:
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what reads the file once: forward, or with the option ``block`` in blocks."""
+    """Return a function that reads the file once: forward, or, with the option ``block``, in blocks."""
     url, size = job.options["url"], job.options["size"]
     if "block" not in job.options:
         connection = Connection(url)

@@ -1,4 +1,4 @@
-"""shardkit's storage: a stream, or with the option ``block`` blocks, as its loader reads them."""
+"""shardkit's storage: a stream, or, with the option ``block``, blocks as the loader reads them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from shardkit.storage.registry import storage_for
 
 
 def open_passes(job: Job) -> Passes:
-    """Return what reads the file once."""
+    """Return a function that reads the file once."""
     url = job.options["url"]
     storage = storage_for(url, job.options.get("storage_options"))
     if "block" in job.options:
