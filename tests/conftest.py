@@ -18,12 +18,12 @@ from tests.support.servers.programs import Moto, Nginx, Proxies
 
 pytest.register_assert_rewrite("tests.support.shared")
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
+# Programs that a shell starts in the background ignore Ctrl-C. So would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples on every run, so that a failure is the change's and not the day's; no deadline, as timings vary.
-# The nightly profile looks further, above all in the tests that are marked so, which then take hours, not seconds:
+# The same examples on every run, so that a failure is due to a change and not to chance; no deadline, as timings vary.
+# The nightly profile tries more examples, above all in the tests marked "nightly", which then take hours, not seconds:
 # pytest --hypothesis-profile=nightly -m nightly -o timeout=0 -o faulthandler_timeout=0
 settings.register_profile("default", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -31,9 +31,9 @@ settings.load_profile("default")
 
 
 def pytest_collection_finish():
-    """Keep what is there before the first test out of Python's search for garbage, which would go through it each time.
+    """Exclude the objects that exist before the first test from garbage collection, which would visit them each time.
 
-    It is half a million objects that stay to the end; forked processes that look for garbage would copy them all.
+    Half a million objects stay to the end, and garbage collection in forked processes would copy their memory.
     """
     gc.collect()
     gc.freeze()
@@ -41,7 +41,7 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def dataset(tmp_path, originals):
-    """Return what makes a copy of a dataset to be damaged, of ``originals``: a folder for each compression."""
+    """Return a function that copies a dataset to be damaged; ``originals`` has a folder for each compression."""
 
     def copy(compression="none"):
         return Path(shutil.copytree(originals[compression], tmp_path / compression / "train"))
@@ -51,14 +51,14 @@ def dataset(tmp_path, originals):
 
 @pytest.fixture(scope="session")
 def processes():
-    """Provide what starts servers, and ends them all, whatever happens to pytest."""
+    """Provide an object that starts servers and ends all of them, whatever happens to pytest."""
     with contextlib.closing(Processes()) as processes:
         yield processes
 
 
 @pytest.fixture(scope="session")
 def authority():
-    """Return an authority that signs certificates and that nobody knows."""
+    """Return a certificate authority that no system trusts."""
     import trustme
 
     return trustme.CA()
@@ -87,22 +87,22 @@ def ceph(processes, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def proxies(processes, tmp_path_factory):
-    """Provide the program that the proxies are in."""
+    """Provide the program that runs the proxies."""
     with Proxies(processes, tmp_path_factory.mktemp("proxies")) as program:
         yield program
 
 
 def close_connections(others):
-    """Close this process's connections to all servers but some."""
+    """Close this process's connections to all servers except some."""
     for server in set(connections._managers) - others:
         connections._close_idle(server)
 
 
 @pytest.fixture
 def proxy(proxies):
-    """Return what makes a proxy that injects faults before a server, of its URL.
+    """Return a function of a server's URL that makes a fault-injecting proxy in front of the server.
 
-    Connections that are kept open to it are closed in the end: each test has another one, which never comes back.
+    Connections kept open to a proxy are closed after the test, because no later test uses the same proxy.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(close_connections, set(connections._managers))
@@ -111,9 +111,9 @@ def proxy(proxies):
 
 @pytest.fixture
 def tries(monkeypatch):
-    """Return what is called instead of waiting for the next try of a request, one after the other."""
+    """Return the functions to call, one after the other, instead of waiting before a request is retried."""
     called = []
-    lock = threading.Lock()  # what is called may take its time, and all others wait for it
+    lock = threading.Lock()  # a function may take some time, and all other threads wait for it
 
     def sleep(_):
         with lock:
@@ -125,7 +125,7 @@ def tries(monkeypatch):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print how each fault of a network has ended, for each way of reading or writing through it, as a table."""
+    """Print a table of how each network fault has ended, for each way of reading or writing through it."""
     places = {}
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -1,4 +1,4 @@
-"""No bit of an image is lost unsaid: a field that says ``unchanged`` comes as it was stored; rgb is 8 bits or an error.
+"""No bit of an image is lost silently: an ``unchanged`` field has its stored values; rgb has 8 bits or is an error.
 
 The same holds for every reader, with threads and processes, alone and in batches.
 """
@@ -42,7 +42,7 @@ UNCHANGED = Decoder(images="unchanged")
 CHANNELS = {0: (), 2: (3,), 3: (), 4: (2,), 6: (4,)}  # by colour type of a PNG
 PNGS = [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (2, 16), (3, 1), (3, 2), (3, 4), (3, 8)]
 PNGS += [(4, 8), (4, 16), (6, 8), (6, 16)]
-# Type, photometric interpretation, channels, what the last of them is, bits if fewer than the type has.
+# Type, photometric interpretation, channels, meaning of the last channel, bits if fewer than the type has.
 TIFFS = [(np.uint8, 1, (), None, bits) for bits in (None, 1, 2, 4)]
 TIFFS += [(dtype, 1, (), None, None) for dtype in (np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float32)]
 TIFFS += [(dtype, 2, (3,), None, None) for dtype in (np.uint8, np.uint16)]
@@ -54,7 +54,7 @@ TIFFS += [
     (np.uint8, 1, (2,), 2, None),
     (np.uint8, 0, (), None, None),
 ]
-# What Pillow cannot read, or reads other than it is: an error.
+# Images that Pillow cannot read, or reads wrongly: an error.
 ODD_TIFFS = [(np.float64, 1, (), None, None), (np.float32, 2, (3,), None, None), (np.uint16, 0, (), None, None)]
 ODD_TIFFS += [(dtype, 2, (4,), extra, None) for dtype in (np.uint8, np.uint16) for extra in (0, 1)]
 
@@ -116,13 +116,13 @@ files = pngs() | tiffs() | pnms() | written_here()
 
 
 def pillows_rgb(data):
-    """Return what Pillow makes of an image of 8 bits."""
+    """Return an 8-bit image as Pillow decodes it."""
     image = Image.open(io.BytesIO(data))
     return np.asarray((image.convert("RGBA") if "transparency" in image.info else image).convert("RGB"))
 
 
 def outcome(field, data):
-    """Return a field's value; or its error, which says what to do."""
+    """Return a field's value, or its error, which must say what to do."""
     with warnings.catch_warnings(action="ignore"):  # Pillow's, of TIFFs
         try:
             return Decoder().decode(field, data)
@@ -147,7 +147,7 @@ def test_unchanged_is_what_was_stored_or_an_error(file):
 @pytest.mark.parametrize("deflated", [False, True])
 def test_a_tiff_of_the_usual_kinds_is_what_was_stored_and_no_error(kind, order, deflated):
     dtype, photometric, channels, extra, bits = kind
-    if (dtype, order) == (np.uint32, ">"):  # which Pillow does not know
+    if (dtype, order) == (np.uint32, ">"):  # which Pillow does not support
         return
     pixels = np.random.default_rng(0).integers(0, 1 << (bits or 7), (7, 9, *channels)).astype(dtype)
     pixels = pixels if bits else pixels * dtype(-3 if dtype in (np.int8, np.int16, np.int32, np.float32) else 2)
@@ -179,7 +179,7 @@ def test_a_pil_image_has_all_bits_or_is_an_error(file):
     elif bits > 8:
         assert field == "tif" or found.mode in ("I;16", "I")
         assert field == "ppm" or np.array_equal(np.asarray(found).astype(pixels.dtype), pixels)
-        assert len(np.unique(np.asarray(found))) == len(np.unique(pixels))  # Pillow stretches those of a PGM
+        assert len(np.unique(np.asarray(found))) == len(np.unique(pixels))  # Pillow scales the values of a PGM
 
 
 def test_which_images_of_more_bits_a_pil_image_can_be():
@@ -242,7 +242,7 @@ COLOURS = np.stack([DEPTH, DEPTH[::-1], DEPTH ^ 255], axis=2)
 
 
 def sample(i):
-    """Return the stored fields of a sample, and what they are unchanged."""
+    """Return the stored fields of a sample, and their ``unchanged`` values."""
     palette = Image.fromarray((MASK + i) % 7)
     palette.putpalette(list(range(21)))
     made = {
@@ -275,7 +275,7 @@ EVERYTHING = {"fields": tuple(NAMES), "decode": UNCHANGED}
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Return a dataset of images of all kinds."""
+    """Return a dataset with images of all kinds."""
     folder = tmp_path_factory.mktemp("depth") / "stored"
     pack([sample(i)[0] for i in range(SAMPLES)], folder, shard_samples=5, compression="none", progress=False)
     return folder
@@ -291,7 +291,7 @@ def last(image):
 
 
 def taken_apart(batches):
-    """Return the arrays of batches by key, with the channels last again."""
+    """Return the arrays in batches by key, with the channels last again."""
     found = {}
     for batch in batches:
         for i, key in enumerate(batch["__key__"]):
@@ -357,7 +357,7 @@ def test_processes_give_what_was_stored(stored):
     loader = ShardLoader(dataset, 4, num_workers=2, worker_type="process")
 
     assert is_stored(taken_apart(loader))
-    assert is_stored(taken_apart(loader))  # into memory that is shared
+    assert is_stored(taken_apart(loader))  # into shared memory
     batches = DataLoader(ShardStream(stored, fields=TUPLE, batch_size=3), batch_size=None, num_workers=2)
     assert is_stored(taken_apart(batches))
     found = {}
@@ -457,7 +457,7 @@ def test_masks_are_cut_with_their_image_and_stay_what_they_are(stored, transform
             for i, key in enumerate(batch["__key__"]):
                 assert set(np.unique(batch[name][i])) <= set(np.unique(STORED[key][name]))
         assert batch["jpg"].shape[1:] == (3, 16, 20)
-    if transform != "crop":  # which draws by the position
+    if transform != "crop":  # a crop depends on the position
         made = {key: one for batch in loader for key, one in zip(batch["__key__"], batch["depth.png"], strict=True)}
         assert all(np.array_equal(made[key], expected[key]()["depth.png"]) for key in expected)
 
@@ -525,7 +525,7 @@ def test_what_is_not_rgb_is_not_mixed_but_refused(stored, name):
             dataset[0]
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A file that is small and claims to be large takes little memory, whatever reads it, and is an error of ours.
+"""A small file that claims to be large takes little memory, whatever reads it, and is an error of shardkit.
 
-Every case is read by every reader and command in a process of its own, whose largest resident size is compared with
-what it was after imports.
+Every reader and command reads every case in a process of its own, whose peak resident size is compared with its size
+after the imports.
 """
 
 import json
@@ -92,7 +92,7 @@ print(json.dumps(ends))
 
 
 def old_index(folder):
-    """Return the path of the first index of a dataset of format 1, and its table with what its footer says."""
+    """Return the path of the first index of a dataset of format 1, and its table with the facts in its footer."""
     path = folder / "train-000000.parquet"
     path.chmod(0o644)
     return path, pq.read_table(path)
@@ -108,13 +108,13 @@ def with_column(folder, column, **options):
 
 
 def repeated_value(folder, **options):
-    """A value of 30 MB, once in a dictionary, for each sample."""
+    """One value of 30 MB in a dictionary, which every sample refers to."""
     large = pa.array(["\0" * 30_000_000])
     with_column(folder, lambda count: pa.DictionaryArray.from_arrays([0] * count, large), **options)
 
 
 def repeated_text(folder):
-    """The same in a column of text: no schema says that it was a dictionary."""
+    """The same in a column of text: the schema does not say that it was a dictionary."""
     repeated_value(folder, store_schema=False)
 
 
@@ -153,7 +153,7 @@ def large_footer(folder):
 
 
 def many_samples(folder, **claims):
-    """As many samples as no memory holds, in a manifest that is consistent."""
+    """More samples than any memory holds, in a manifest that is consistent."""
     manifest = manifest_of(folder)
     first = replace(manifest.shards[0], samples=1 << 50, blocks=(1 << 50) // manifest.block_samples)
     manifest = replace(manifest, shards=(first, *manifest.shards[1:]))
@@ -166,7 +166,7 @@ def many_samples(folder, **claims):
 
 
 def large_shard(folder):
-    """The same, in a shard that is as large."""
+    """The same, in a shard of a matching size."""
     many_samples(folder, tarsize=1 << 60)
 
 
@@ -185,7 +185,7 @@ def long_manifest(folder):
         file.truncate(20 << 30)
 
 
-# What each is refused for by those readers that come to where it lies.
+# The reason for which readers that reach the fault refuse each case.
 LARGE_COLUMN = r"column 'x' takes 1[58]\d MB and more for a group of rows"
 OLD = {
     repeated_value: "column 'x' has values in a dictionary",

@@ -1,4 +1,4 @@
-"""Labels keep their meaning: whatever joins datasets, each sample's class keeps its name, or it is an error."""
+"""Labels keep their meaning: however datasets are joined, each sample's class keeps its name, or it is an error."""
 
 import tempfile
 import warnings
@@ -39,7 +39,7 @@ class Dataset:
                 writer.write(sample)
 
     def names(self, prefix):
-        """Return for each sample its class's name; its number where there is no name, None where it has no class."""
+        """Return each sample's class name; its number if there is no name, None if it has no class."""
         return {f"{prefix}{i}": name_of(self.classes, label) for i, label in enumerate(self.labels)}
 
 
@@ -49,7 +49,7 @@ def name_of(classes, label):
 
 @st.composite
 def datasets(draw):
-    """Draw a dataset; seldom with numbers that have no name."""
+    """Draw a dataset, rarely one with numbers that have no name."""
     classes = draw(st.permutations(NAMES) | st.just(NAMES))[: draw(st.sampled_from([0, 1, 2, 3, 4, 5, 5]))]
     named = st.integers(0, max(0, len(classes) - 1))
     labels = draw(st.lists(st.none() | named | named | named, min_size=1, max_size=4))
@@ -64,7 +64,7 @@ several = different | different | some | st.lists(datasets(), min_size=1, max_si
 
 
 def names_in(samples, classes):
-    """Return for each sample that was read its class's name, by the list that comes with it."""
+    """Return the class name of each sample that was read, by the class list that comes with it."""
     found = {}
     for sample in samples:
         values = [decoded(field, value) for field, value in sample.items() if field in FIELDS]
@@ -109,7 +109,7 @@ def streamed(folders, _):
 
 
 def shards_repacked(folders, out):
-    """Take the shards one by one, as who knows of no datasets does."""
+    """Read the shards one by one, without their datasets."""
     shards = [str(path) for folder in folders for path in sorted(Path(folder).glob("*.tar*"))]
     pack(ShardSource(shards), out, num_workers=1, progress=False)
     dataset = shardkit.ShardDataset(out)
@@ -121,10 +121,10 @@ JOINS = [repacked, filtered, indexed, streamed, shards_repacked]
 
 @given(several=several)
 def test_whatever_joins_datasets_keeps_the_names_of_classes(several):
-    """Where no dataset has names, numbers are kept.
+    """If no dataset has class names, numbers are kept.
 
-    One dataset alone is never refused, nor are several if each has names for all that it holds: but for an index, which
-    cannot change a number.
+    One dataset alone is never refused, nor are several if each has names for all of its classes. Only an index, which
+    cannot change numbers, may refuse them.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", shardkit.StreamWarning)

@@ -1,8 +1,8 @@
-"""Whatever happens to a file beside the shards, every reader gives the right samples, or an error that is ours.
+"""However a file other than a shard is damaged, every reader gives the right samples or an error of shardkit.
 
-One search over all damages of up to 16 bytes: in the manifest, the indexes, and the side files, their footers and page
-headers included. Its readers are all there are. The same search over a dataset of format 1, which has no such
-checksums, finds damage that nobody notices: so it can find some.
+One search covers all damage of up to 16 bytes: in the manifest, the indexes and the side files, including their footers
+and page headers. It uses all readers. The same search over a dataset of format 1, which has no such checksums, finds
+damage that no reader notices; this shows that the search can find some.
 """
 
 import shutil
@@ -58,7 +58,7 @@ def by_source(folder):
 
 
 def by_listing(folder):
-    figures = asdict(compute_statistics(folder)) | {"after": None}  # what is on the disk has another size now
+    figures = asdict(compute_statistics(folder)) | {"after": None}  # the size on the disk has changed
     shards = [(shard["samples"], shard["bytes"], shard["indexed"]) for shard in list_shards(folder)]
     return [(s.key, s.fields) for s in list_samples(folder)], shards, figures
 
@@ -112,7 +112,7 @@ def expected(original):
 
 
 def files_of(folder):
-    """Return all files of a dataset but its shards, its card, and the manifest's copy that no reader asks for here."""
+    """Return all files of a dataset except shards, the card, and the manifest's copy, which no reader here uses."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return [name for name in names if not name.endswith((".tar", ".yaml")) and "manifest-" not in name]
 
@@ -124,7 +124,7 @@ damages = st.tuples(
     st.sampled_from(["flip", "delete", "insert", "zero", "random", "repeat"]),
     st.integers(1, 16),
     st.integers(0, 255),
-    st.integers(0, 1 << 30),  # what random bytes are made of
+    st.integers(0, 1 << 30),  # the seed of random bytes
 )
 
 
@@ -145,7 +145,7 @@ def damaged(data, where, at, how, count, value, seed):
 
 
 def find_silent(folder, readers, expected):
-    """Return what readers give that is neither right nor an error of ours."""
+    """Return the results of readers that are neither right nor an error of shardkit."""
     silent = {}
     for name, read in readers.items():
         try:
@@ -198,9 +198,9 @@ OLD_SAMPLES = {
     "loader": by_raw_loader,
     "where column": where([("label", "==", 1)]),
 }
-"""What format 1 holds without checksums of its own: rows and fields are counted."""
+"""The parts of format 1 without checksums of their own: rows and fields are counted."""
 OLD_WORDS = {"manifest": by_manifest}
-"""What nothing in format 1 protects: ``verify`` says so."""
+"""The parts of format 1 that nothing protects, as ``verify`` says."""
 
 
 @given(damage=damages)
@@ -214,7 +214,7 @@ def test_damage_to_format_1_loses_no_sample(damage, tmp_path_factory):
 
 
 def test_the_search_finds_damage_where_there_are_no_checksums(tmp_path_factory):
-    """In format 1 nothing protects names of classes and what is said of packing, and the search sees that."""
+    """In format 1, nothing protects class names and the record of packing, and the search notices that."""
     original = GOLDEN / "photos" / "train"
     expected = {name: read(str(original)) for name, read in OLD_WORDS.items()}
     silent = 0

@@ -1,4 +1,4 @@
-"""A field that cannot be decoded is found before training: verify names it, and pack refuses it, each when asked to."""
+"""A field that cannot be decoded is found before training: on request, verify names it and pack refuses it."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from shardkit.errors import ArgumentError, CodecError
 from tests.support.shared import PHOTO, peak_memory, saved
 
 MIB = 1 << 20
-DECODER = shardkit.Decoder(images="unchanged")  # what True means: images of any depth
+DECODER = shardkit.Decoder(images="unchanged")  # the meaning of True: images of any depth
 
 
 def _npy(array):
@@ -57,7 +57,7 @@ damages = st.one_of(
         st.integers(0, 7),
     ),
     st.binary(max_size=30).map(lambda other: lambda _: other),
-    st.sampled_from(sorted(GOOD)).map(lambda other: lambda _: GOOD[other]),  # a JPEG that is called npy
+    st.sampled_from(sorted(GOOD)).map(lambda other: lambda _: GOOD[other]),  # for example a JPEG named npy
 )
 
 
@@ -69,7 +69,7 @@ def flipped(data, at, bit):
 
 @st.composite
 def samples(draw, most=12):
-    """Draw samples of which some fields are damaged."""
+    """Draw samples, some of whose fields are damaged."""
     drawn = []
     for number in range(draw(st.integers(1, most))):
         fields = draw(st.sets(st.sampled_from(sorted(GOOD)), min_size=1, max_size=4))
@@ -85,7 +85,7 @@ def fields_of(sample):
 
 
 def undecodable(drawn):
-    """Return which (key, field) the decoder refuses, in order."""
+    """Return each (key, field) that the decoder refuses, in order."""
     pairs = []
     for sample in drawn:
         for field in fields_of(sample):
@@ -120,7 +120,7 @@ def test_verify_names_exactly_the_fields_that_the_decoder_refuses(tmp_path_facto
     bad = {key for key, _ in expected}
     assert [key for shard in report.damaged for key in shard.damaged] == sorted(bad)
     assert sum(shard.samples - shard.whole for shard in report.damaged) == len(bad)
-    if compression != "gz":  # the same samples as training leaves out, if it is asked to
+    if compression != "gz":  # the samples that training with on_error="skip" leaves out
         stream = shardkit.ShardStream(folder, shuffle=False, decode=DECODER, on_error="skip")
         assert {s["__key__"] for s in stream} == {s["__key__"] for s in drawn} - bad
 
@@ -159,13 +159,13 @@ def test_pack_refuses_what_the_decoder_refuses_before_it_writes_a_shard(tmp_path
             shardkit.read_manifest(target)
     else:
         shardkit.pack(given, target, check=True, **options)
-    # What is packed without being asked to be checked is the same, and so is what was checked.
+    # Packing without a check gives the same, and so does packing with one.
     unchecked = shardkit.pack(given, target, **options)["train"]
     assert unchecked.num_samples == len(drawn)
 
 
 def test_damage_and_what_cannot_be_decoded_are_told_apart(tmp_path):
-    """A sample that is both counts once; those behind a cut are not whole; those before it are decoded."""
+    """A sample with both faults counts once; samples after a cut are not whole; those before it are decoded."""
     cut = GOOD["jpg"][:100]
     write(
         tmp_path / "train",
@@ -281,7 +281,7 @@ def test_the_command_line_does_both(tmp_path):
 
 
 def test_checking_holds_a_few_samples_at_a_time(tmp_path):
-    """Of 48 MiB, what four workers have at hand and one shard's reader keeps; never all, and nothing twice."""
+    """Of 48 MiB, four workers' samples and one shard's reader are in memory; never all, and nothing twice."""
     noise = random.Random(1).randbytes(MIB)
     source = tmp_path / "files"
     source.mkdir()

@@ -1,8 +1,8 @@
-"""Every archive that webdataset's rules speak of, read by webdataset and by shardkit: the same, or a named deviation.
+"""Archives for every rule of webdataset, read by webdataset and by shardkit: the same result, or a named deviation.
 
-The archives are generated; what each reader makes of them is pinned. The names of the deviations are those in the
-docstring of ``shardkit.webdataset``. At the end stand the defects of webdataset's own reader and writer, each shown
-beside what shardkit does: if webdataset mends one, its test here says so.
+The archives are generated, and the result of each reader is pinned. The names of the deviations are those in the
+docstring of ``shardkit.webdataset``. The last tests show the defects of webdataset's own reader and writer, and what
+shardkit does instead: if webdataset fixes one, its test here fails.
 """
 
 import bz2
@@ -30,7 +30,7 @@ from shardkit.packing.writer import ShardWriter
 from shardkit.sample import KEY, URL
 
 pytestmark = [
-    # A stream says that shards without an index have none.
+    # A stream warns that shards have no index.
     pytest.mark.filterwarnings("ignore::shardkit.loading.stream.StreamWarning"),
     # webdataset never closes the shards that it opens.
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -52,7 +52,7 @@ def info(name, size=0, kind=tarfile.REGTYPE, **attributes):
 
 
 def archive(*members, form=USTAR, records=None):
-    """Return a tar of names, whose data is the name itself, of (name, data) and of TarInfos."""
+    """Return a tar of entries: names, which are also the data; pairs (name, data); and TarInfos."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form, pax_headers=records) as tar:
         for member in members:
@@ -67,7 +67,7 @@ def archive(*members, form=USTAR, records=None):
 
 
 def patched(data, at, change):
-    """Return an archive with a part of its first header changed, and the checksum that belongs to it."""
+    """Return an archive with a part of its first header changed, and with a matching checksum."""
     header = bytearray(data[:512])
     header[at : at + len(change)] = change
     header[148:156] = b" " * 8
@@ -75,17 +75,17 @@ def patched(data, at, change):
     return bytes(header) + data[512:]
 
 
-# --- what each reader makes of them
+# --- the result of each reader
 
 
 def read_out(samples):
     """Return samples as text, ``key: fields`` each, and ``!`` if an error ends them; the samples; the error's type."""
     whole, error = [], None
     try:
-        whole.extend(samples)  # as far as it goes
+        whole.extend(samples)  # the samples before the error
     except Exception as raised:  # noqa: BLE001 - webdataset raises whatever happens to it
         error = type(raised)
-        traceback.clear_frames(raised.__traceback__)  # they hold webdataset's open file beyond the end of the test
+        traceback.clear_frames(raised.__traceback__)  # its frames keep webdataset's file open after the test
     texts = [f"{s[KEY]}: {' '.join(field for field in s if field not in (KEY, URL))}" for s in whole]
     return " | ".join(texts + ["!"] * (error is not None)), whole, error
 
@@ -100,7 +100,7 @@ def by_shardkit(urls):
 
 
 class Row(NamedTuple):
-    """An archive (or several, one after the other), and what the readers make of it."""
+    """An archive (or several, one after the other), and the results of the readers."""
 
     name: str
     shards: list[bytes]
@@ -137,7 +137,7 @@ AB, CD = archive("a.jpg", "b.jpg"), archive("c.jpg", "d.jpg")
 A_B, C_D = "a: jpg | b: jpg", "c: jpg | d: jpg"
 LONG = "n" * 120
 VERY_LONG = "/".join(["ä" * 100] * 5)
-NESTED = "/".join(["d" * 40] * 4)  # ustar says it with its prefix
+NESTED = "/".join(["d" * 40] * 4)  # ustar stores it with a prefix
 
 ROWS = [
     # Formats.
@@ -180,7 +180,7 @@ ROWS = [
     differs("a sparse file", KINDS, A_B, "!", archive(info("a.jpg", 512, tarfile.GNUTYPE_SPARSE), "b.jpg")),
     differs("a part of a volume", KINDS, "b: jpg", "!", patched(AB, 156, b"M")),
     differs("an unknown type", KINDS, "b: jpg", "!", patched(AB, 156, b"Z")),
-    # What is skipped.
+    # Skipped members.
     *(
         same(f"skipped: {name!r}", "z: jpg", archive(name, "z.jpg"))
         for name in [

@@ -1,4 +1,4 @@
-"""Training loops of others take a ShardLoader as it is, and resume it where they save the state of loaders."""
+"""Training loops of other libraries accept a ShardLoader, and resume it if they save the state of loaders."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def make_loader(dataset):
 
 
 class StoppedError(Exception):
-    """Stands for whatever ends a training."""
+    """Stands for any error that ends a training."""
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_torchdata_nodes_take_a_loader_and_resume_it(make_loader):
     for _ in range(2):
         assert [batch["__key__"] for batch in prefetched] == [batch["__key__"] for batch in ours]
 
-    # By default nodes go on with the next epoch at once where nothing remains of one.
+    # By default, nodes start the next epoch at once if nothing remains of the current one.
     assert_resumes_anywhere(lambda: Loader(IterableWrapper(make_loader()), restart_on_stop_iteration=False))
 
 

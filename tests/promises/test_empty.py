@@ -1,4 +1,4 @@
-"""A dataset without samples, as a split of few samples may be, is one of length 0, however it is read."""
+"""A dataset without samples, such as a split of few samples, has length 0, however it is read."""
 
 import json
 

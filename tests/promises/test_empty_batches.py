@@ -1,4 +1,4 @@
-"""Batches keep their shape: one that lost all of its samples is like the one before, but of length 0."""
+"""Batches keep their shape: one that lost all of its samples is like the previous one, but of length 0."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def same(sample):
 
 
 def like(batch):
-    """Return what the batches are like: types of fields, and of tensors dtype and shape but for the length."""
+    """Return the layout of batches: the types of fields, and for tensors also dtype and shape without the length."""
     return {n: (v.dtype, v.shape[1:]) if isinstance(v, torch.Tensor) else type(v) for n, v in batch.items()}
 
 
@@ -57,7 +57,7 @@ def test_a_batch_that_lost_all_its_samples_is_like_the_one_before(
         loader = ShardLoader(
             dataset, batch_size, shuffle=False, on_error="skip", rank=rank, world_size=world_size, lanes=1, **options
         )
-        # A loader that begins anywhere has no batch before its first, and says so until it has had one.
+        # A loader that begins anywhere has no batch before its first one; until then, an empty batch is an error.
         loader.load_state_dict(loader.state_dict() | {"position": start * size})
         before, batches = None, iter(loader)
         for number in (*range(start, 8), *range(8)):

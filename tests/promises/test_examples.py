@@ -1,4 +1,4 @@
-"""The nightly profile looks further in every property: no test says itself how many examples it has."""
+"""The nightly profile tries more examples of every property: no test sets its own number of examples."""
 
 import re
 from pathlib import Path

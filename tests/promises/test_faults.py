@@ -1,4 +1,4 @@
-"""Each fault of the proxy is what its name says, as a client sees it that hides nothing."""
+"""Each fault of the proxy does what its name says, as seen by a client that hides nothing."""
 
 import contextlib
 import gzip
@@ -24,7 +24,7 @@ SWAPPED = bytes(byte ^ 0x55 for byte in DATA)
 
 @dataclass
 class Seen:
-    """What a client has got of a response: until the connection broke by an error, if it did."""
+    """The part of a response that a client received, up to the error that broke the connection, if any."""
 
     status: int | None = None
     headers: dict | None = None
@@ -37,7 +37,7 @@ class Seen:
 
 
 def ask(url, method="GET", body=None, **headers):
-    """Return what comes of one request on a connection of its own."""
+    """Return the result of one request on a connection of its own."""
     parts = urlsplit(url)
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection(parts.netloc, timeout=60)
@@ -58,7 +58,7 @@ def ask(url, method="GET", body=None, **headers):
 
 @pytest.fixture
 def faulty(nginx, proxy):
-    """Return a proxy before a web server that has a file."""
+    """Return a proxy in front of a web server with one file."""
     (nginx.folder / "a").write_bytes(DATA)
     return proxy(nginx.url)
 
@@ -72,7 +72,7 @@ def file(faulty):
 GOOD = 200, DATA, None
 CUT = 200, DATA[:HALF], http.client.IncompleteRead
 
-# What comes of the requests that follow one another, by the name of the fault.
+# The results of consecutive requests, by the name of the fault.
 WHOLE_READS = {
     "FIN mid-body": [CUT, GOOD],
     "FIN mid-body five times": [CUT] * 5 + [GOOD],
@@ -104,7 +104,7 @@ def test_a_read_has_the_fault(faulty, file, fault):
     assert rule.hits == sum(entry["fault"] != "" for entry in faulty.log()) > 0
 
 
-# The statuses of the requests that follow one another, and what S3 calls the first.
+# The statuses of consecutive requests, and S3's code for the first.
 STATUSES = {
     "503 once": ([503, 200], "SlowDown"),
     "503 four times": ([503] * 4 + [200], "SlowDown"),
@@ -272,7 +272,7 @@ def test_what_is_overwritten_may_have_the_same_etag(faulty, file):
 
 
 def begin(url, expected):
-    """Return a connection that has got a response's head and so much of its body."""
+    """Return a connection that has received a response's header and this many bytes of its body."""
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port), timeout=60)
     connection.sendall(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
@@ -283,7 +283,7 @@ def begin(url, expected):
 
 
 def received(connection, size):
-    """Return so many bytes, or those that came before the end."""
+    """Return this many bytes, or those received before the end."""
     data = b""
     while len(data) < size and (more := connection.recv(size - len(data))):
         data += more
@@ -291,7 +291,7 @@ def received(connection, size):
 
 
 def says_more(connection):
-    """Return whether something comes soon."""
+    """Return whether data arrives soon."""
     return connection in wait([connection], 0.05)
 
 
@@ -364,7 +364,7 @@ def put_unless_there(client, bucket):
 
 
 def put_parts(client, bucket):
-    """Write an object of one part."""
+    """Upload an object in one part."""
     names = {"Bucket": bucket, "Key": "a"}
     names["UploadId"] = client.create_multipart_upload(**names)["UploadId"]
     part = {"PartNumber": 1, "ETag": client.upload_part(**names, PartNumber=1, Body=DATA)["ETag"]}
@@ -373,7 +373,7 @@ def put_parts(client, bucket):
 
 LOST = "ConnectionClosedError"
 
-# What is done, what the client is told, what the object is then, and how many uploads lie about.
+# The action, the client's result, the object's state after it, and the number of unfinished uploads.
 UPLOADS = {
     "PUT cut": (put, LOST, None, 0),
     "part cut": (put_parts, LOST, None, 1),
@@ -402,7 +402,7 @@ UPLOADS = {
 
 
 def outcome(write, client, bucket):
-    """Return what a client is told: S3's code, or the kind of its error."""
+    """Return a client's result: S3's code, or the kind of its error."""
     try:
         write(client, bucket)
     except botocore.exceptions.ClientError as error:

@@ -1,4 +1,4 @@
-"""What a loader mixes, reads and holds is what it and the shuffle report say, counted where it happens."""
+"""A loader mixes, reads and holds as much as it and the shuffle report say, counted where it happens."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ BATCH_SIZE = 256
 
 
 class WatchedStorage:
-    """Storage that tells of every read before it is done."""
+    """Storage that reports every read before doing it."""
 
     def __init__(self, storage, note):
         self._storage = storage
@@ -43,7 +43,7 @@ class WatchedStorage:
 
 @pytest.fixture
 def watch_reads(monkeypatch):
-    """Return what has a function called with url, offset and size of every read of a dataset's shards and indexes."""
+    """Return a function that installs an observer of every read of shards and indexes: url, offset and size."""
 
     def watch(note):
         storage_for = access.storage_for
@@ -65,7 +65,7 @@ def equals(tmp_path_factory):
 
 
 def effective_batch(groups, batch_size):
-    """Return what a batch is worth, by Kish's design effect at a correlation of 0.1, beside one of random samples."""
+    """Return a batch's worth relative to random samples, by Kish's design effect at a correlation of 0.1."""
     batches = groups[: len(groups) // batch_size * batch_size].reshape(-1, batch_size)
     mates = np.mean([(np.bincount(batch)[batch] - 1).mean() for batch in batches])
     sizes = np.bincount(groups)
@@ -74,14 +74,14 @@ def effective_batch(groups, batch_size):
 
 
 def dispersion(groups):
-    """Return how far apart the samples of a group come, beside samples all over the epoch."""
+    """Return how far apart the samples of a group come, relative to samples spread over the epoch."""
     places = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     return np.mean([place.std() for place in places]) / (len(groups) / 12**0.5)
 
 
 @pytest.mark.slow
 def test_keys_of_a_loader_are_mixed_as_promised_and_as_the_report_says(tmp_path, monkeypatch):
-    """A hundred thousand samples of 60 kB, scaled down to 1.4 kB together with the memory that the order may take."""
+    """A hundred thousand samples of 60 kB, scaled down to 1.4 kB, with the order's memory scaled down as well."""
     payload = np.random.default_rng(0).bytes(1000)
     samples = ({"__key__": f"{i:06d}", "bin": payload[: 300 + i * 37 % 700]} for i in range(100_000))
     options = {"shard_bytes": "700kB", "block_bytes": "22kB", "compression": "none", "progress": False}
@@ -108,7 +108,7 @@ def test_keys_of_a_loader_are_mixed_as_promised_and_as_the_report_says(tmp_path,
     )
 
 
-# -- bytes that are read
+# -- bytes read
 
 
 @pytest.mark.parametrize("fits", [False, True])
@@ -124,7 +124,7 @@ def test_ranks_read_as_many_bytes_as_the_report_says(equals, watch_reads, world_
 
     assert report.in_memory == fits
     assert sum(read) == pytest.approx(1500 * 1024 * says)
-    assert says < (1.15 if 30 % world_size == 0 else 2)  # but for the blocks that the ends of lanes cut, it is 1
+    assert says < (1.15 if 30 % world_size == 0 else 2)  # it would be 1 without the blocks cut by the ends of lanes
     assert not fits or report.plan.held_samples * 1024 == sum(read)
 
 

@@ -1,4 +1,4 @@
-"""Programs that read folders of webdataset's tars are given a dataset's folder as it is, and find the samples."""
+"""Programs that read folders of webdataset's tars find the samples in an unchanged folder of a dataset."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What was written stays: a writer that is killed goes on or is finished, and nothing advised to a user costs data."""
+"""Written data stays: a killed writer can be resumed or finished, and no advice given to a user costs data."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ def sample(i):
 
 
 def write_all(folder, compression, steps, how):
-    """Write the samples in this process, which kills itself before its n-th call that changes what is on the disk."""
+    """Write the samples in this process, which kills itself before its n-th call that changes the disk."""
     calls = itertools.count(1)
 
     def count_down(function):
@@ -142,7 +142,7 @@ def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, st
 
 
 def begun(folder):
-    """Return a folder in which a ShardWriter was stopped behind three shards."""
+    """Return a folder in which a ShardWriter was stopped after three shards."""
     with contextlib.suppress(ZeroDivisionError), shardkit.ShardWriter(folder, compression="none", **OPTIONS) as writer:
         for i in range(30):
             writer.write(sample(i))

@@ -1,7 +1,7 @@
-"""What earlier versions wrote is read as they read it: bytes, values, orders, states. It is never written anew.
+"""Data of earlier versions is read as they read it: bytes, values, orders, states. It is never rewritten.
 
-``scripts/create_golden.py`` says how the data came to be. A test that fails here is a format, an order or a state that
-was changed: what people have packed, and the runs that they want to resume, would break too.
+``scripts/create_golden.py`` has created the data. A test that fails here means that a format, an order or a state has
+changed: users' datasets, and the runs that they want to resume, would break too.
 """
 
 import importlib.util
@@ -26,11 +26,11 @@ _spec = importlib.util.spec_from_file_location("create_golden", ROOT / "scripts"
 golden = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(golden)
 
-pytestmark = pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")  # ranks of a stream have different numbers
+pytestmark = pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")  # ranks of a stream differ in length
 
 
 def each(part):
-    """Return a parametrization over one part of what is expected of each format."""
+    """Return a parametrization over one part of the expected results of each format."""
     found = [(folder, one) for folder in FORMATS for one in EXPECTED[folder][part]]
     return pytest.mark.parametrize(("folder", "one"), found, ids=[f"{f.name}-{i}" for i, (f, _) in enumerate(found)])
 
@@ -50,7 +50,7 @@ def has_samples(told):
 
 
 def has_values(told):
-    """Say whether a dataset can be read by blocks; gz cannot."""
+    """Return whether a dataset can be read by blocks; gz cannot."""
     return "values" in told
 
 
@@ -131,7 +131,7 @@ def test_batches_have_every_number_and_text(path, told):
 
 @each_dataset(has_photos)
 def test_jpegs_have_the_pixels_of_pillow(path, told):
-    """Builds of libjpeg differ in the last bit, so that there are no digests of pixels."""
+    """Builds of libjpeg differ in the last bit, so there are no digests of pixels."""
     raw = shardkit.ShardDataset(path, fields={"jpg": "jpg?"}, decode=False)
     decoded = shardkit.ShardDataset(path, fields={"jpg": "jpg?"})
     for i in range(len(told["samples"])):
@@ -180,7 +180,7 @@ def test_states_resume_at_the_very_next_sample(folder, one):
 
 @pytest.mark.parametrize("folder", FORMATS, ids=lambda folder: folder.name)
 def test_the_same_inputs_give_the_same_tars(folder, tmp_path):
-    """SHA-256 is of the uncompressed tars: other versions of a compressor may pack them otherwise."""
+    """The SHA-256 is that of the uncompressed tars: other versions of a compressor may compress differently."""
     golden.create_datasets(tmp_path)
     for name, told in EXPECTED[folder]["datasets"].items():
         manifest = shardkit.read_manifest(tmp_path / name)

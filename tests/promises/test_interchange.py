@@ -1,6 +1,6 @@
-"""Others read what shardkit packs, compression by compression, and shardkit reads what others write.
+"""Other programs read shardkit's shards, compression by compression, and shardkit reads theirs.
 
-Each reader stands in the README's table; each cell of it is tested here, also the "no", with the error that it is.
+Each reader has a row in the README's table. Each cell of the table is tested here, also each "no", with its error.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from shardkit.reading.forward import find_shards, read_shard
 from shardkit.sample import KEY, fields_of
 
 pytestmark = [
-    # A stream says that shards without an index have none.
+    # A stream warns that shards have no index.
     pytest.mark.filterwarnings("ignore::shardkit.loading.stream.StreamWarning"),
     # webdataset, wids and HF datasets leave shards open.
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -31,9 +31,9 @@ pytestmark = [
 
 README = Path(__file__).parents[2] / "README.md"
 COMPRESSIONS = ("none", "zst", "gz")
-NEW_PYTHON = sys.version_info >= (3, 14)  # its tarfile knows zst
+NEW_PYTHON = sys.version_info >= (3, 14)  # its tarfile supports zst
 
-# The README's table: who reads which compression.
+# The README's table: the readers and the compressions that each one reads.
 READS = {
     "shardkit": ("yes", "yes", "yes"),
     "webdataset": ("yes", "no", "yes"),
@@ -42,7 +42,7 @@ READS = {
     "GNU tar": ("yes", "yes", "yes"),
     "Python's tarfile": ("yes", "Python 3.14", "yes"),
 }
-# What a "no" looks like. Streams that Python's tarfile reads end, from Python 3.14 on, with the first zst frame.
+# The error of each "no". From Python 3.14 on, streams that Python's tarfile reads end after the first zst frame.
 REFUSALS = {
     ("webdataset", "zst"): ((tarfile.ReadError, EOFError), "invalid header|end of"),
     ("HF datasets", "zst"): ((tarfile.ReadError, EOFError), "invalid header|end of"),
@@ -130,7 +130,7 @@ def read_by_hf_datasets(folder, tmp_path):
             cache_dir=str(tmp_path / "cache"),
         )
         found = by_key(list(rows))
-    # It decodes: the pictures are compared as pixels, and the bytes are what they are encoded to again.
+    # This reader decodes: the pictures are compared as pixels, and the bytes are the pixels encoded again.
     for fields in found.values():
         fields.update(png=np.asarray(fields["png"]))
         fields.update({field: encode(field, value) for field, value in fields.items() if field != "noise"})
@@ -256,7 +256,7 @@ GNU_TAR_OPTIONS = [
 
 
 def check_reading(folder, expected):
-    """Check that shards are read as they are, and after they became a dataset, with every byte compared."""
+    """Check that shards are read without an index, and after they became a dataset, with every byte compared."""
     assert by_key(ShardStream(folder, decode=False)) == expected
     manifest = index_shards(str(folder))
     indexed = [sample for location in find_shards(str(folder)) for sample in read_shard(location)]

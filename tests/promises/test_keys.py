@@ -1,4 +1,4 @@
-"""A key is for ever, and its split with it: files that are added change neither, or are an error that names them."""
+"""A key and its split never change: added files change neither, or are an error that names them."""
 
 import re
 import tempfile
@@ -54,18 +54,18 @@ def write(folder, paths):
 
 
 def files_of(samples):
-    """Return for each file that samples were made of the key of its sample; a file holds its own path."""
+    """Return the key of the sample made from each file; a file contains its own path."""
     values = ((value, sample["__key__"]) for sample in samples for value in sample.values())
     return {value.decode(): key for value, key in values if isinstance(value, bytes) and b"/" in value}
 
 
 def keys_of(source):
-    """Return for each file of a folder the key of its sample."""
+    """Return the sample's key for each file of a folder."""
     return files_of(source.read(i) for i in range(len(source)))
 
 
 def packed(source, out):
-    """Pack into splits; return for each file the key of its sample and the split."""
+    """Pack into splits; return the sample's key and the split for each file."""
     pack(source, out, splits=SPLITS, compression="none", num_workers=1, progress=False)
     return {
         path: (key, split)
@@ -78,7 +78,7 @@ def packed(source, out):
 @pytest.mark.parametrize("kind", SOURCES)
 @given(first=trees | plain, more=trees)
 def test_files_that_are_added_change_no_key(kind, first, more):
-    """Every file keeps its key; an error that is not about the new files alone names two files that clash."""
+    """Every file keeps its key; an error that is not only about the new files names two conflicting files."""
     with tempfile.TemporaryDirectory() as folder:
         write(f"{folder}/first", first)
         write(f"{folder}/more", more)
@@ -93,7 +93,7 @@ def test_files_that_are_added_change_no_key(kind, first, more):
         except ShardkitError as error:
             event("both are refused")
             named = [path for path in first | more if re.search(rf"\b{re.escape(path)}(?!\.?\w)", str(error))]
-            if len(named) < 2:  # then it is wrong by itself, whatever else there is
+            if len(named) < 2:  # then the file is wrong by itself, whatever other files there are
                 with pytest.raises(ShardkitError):
                     SOURCES[kind](f"{folder}/more")
         else:
@@ -134,7 +134,7 @@ def test_a_dataset_that_is_packed_with_another_keeps_keys_and_splits(tmp_path):
 
 
 def test_a_second_image_of_a_name_is_refused_and_moves_none_of_400(tmp_path):
-    """The case that was found: 57 of 400 pictures went from one side to the other when 100 were added."""
+    """A regression test: 57 of 400 pictures changed their split when 100 were added."""
     write(tmp_path / "photos", [f"a/{i:04d}.jpg" for i in range(400)])
     before = packed(ImageFolder(tmp_path / "photos"), tmp_path / "before")
     write(tmp_path / "photos", [f"b/{i:04d}.png" for i in range(0, 400, 4)])
@@ -149,7 +149,7 @@ def test_a_second_image_of_a_name_is_refused_and_moves_none_of_400(tmp_path):
 
 
 def test_datasets_that_were_packed_with_endings_in_keys_are_read_and_packed_as_they_are(tmp_path):
-    """Version 0.1 gave two pictures of one name the keys ``a%2Ejpg`` and ``a%2Epng``."""
+    """Version 0.1 gave two pictures with the same name the keys ``a%2Ejpg`` and ``a%2Epng``."""
     pack(
         [{"__key__": "c/a%2Ejpg", "jpg": b"1"}, {"__key__": "c/a%2Epng", "png": b"2"}], tmp_path / "old", progress=False
     )

@@ -1,4 +1,4 @@
-"""What the tree itself promises: packages and their edges, the public names, and how quickly they are there."""
+"""Promises about the source tree: packages and their dependencies, the public names, and how fast they import."""
 
 import ast
 import graphlib
@@ -21,7 +21,7 @@ SOURCES = {
     if path.name != "__init__.py"
 }
 
-# Which package may import which, beside the ground, in the order of a sample's way. A new edge is a decision.
+# The packages that each package may import, besides the ground, in the order of the data flow. Add edges deliberately.
 GROUND = ["errors", "hashing", "sample", "progress"]
 ALLOWED = {
     "storage": [],
@@ -39,7 +39,7 @@ ALLOWED = {
     "webdataset": ["loading"],
 }
 
-# The words of every public signature: the same thing has the same name everywhere.
+# The parameter names of all public signatures: the same thing has the same name everywhere.
 VOCABULARY = {
     *[
         "batch_size",
@@ -55,14 +55,14 @@ VOCABULARY = {
     *["fields", "max_skipped", "num_workers", "on_error", "open_shards", "overwrite", "progress", "rank", "resume"],
     *["seed", "shard_bytes", "shard_samples", "shuffle", "split_by", "splits", "storage_options", "transform", "where"],
     *["worker_type", "world_size"],
-    # what a call is about
+    # the subject of a call
     *["allow_any_url", "check", "classes", "out", "outs", "path"],
     *["filter", "folder", "labels", "position", "positions", "state_dict", "text"],
     *["destination", "epoch", "field", "key", "message", "offset", "sample", "source", "url", "urls"],
-    # codecs: a value and its bytes, and the bounds on what they may claim
+    # codecs: a value and its bytes, and the limits on the sizes that they may claim
     *["codecs", "data", "decode", "encode", "images", "max_array_bytes", "max_decompressed_bytes", "max_pixels"],
     "value",
-    # a dataset: which samples, and where they lie
+    # a dataset: which samples, and where they are
     "digest",
     *[
         "block",
@@ -78,9 +78,9 @@ VOCABULARY = {
         "samples",
         "shard",
     ],
-    # an image, and what is made of it
+    # an image, and the result made from it
     *["antialias", "crop", "exif", "flip", "image", "nearest", "ratio", "scale", "size"],
-    # what a random number is to be
+    # a random number
     *["high", "low", "mean", "n", "std", "values"],
 }
 
@@ -109,7 +109,7 @@ every_public_name = pytest.mark.parametrize("name", shardkit.__all__)
 
 
 def imported_modules(path):
-    """Return the modules of shardkit that a source imports, at the top, in a function, or for types only."""
+    """Return the modules of shardkit that a source file imports, at the top, in a function, or for types only."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -123,15 +123,15 @@ def imported_modules(path):
 
 
 def listed_in(docstring):
-    """Return the names that the table of a docstring has."""
+    """Return the names in the table of a docstring."""
     return re.findall(r"^ {4}(\w+) {2,}\S", docstring, re.MULTILINE)
 
 
 def public_callables():
-    """Yield (name, callable) for what a user calls: functions, constructors and methods that are ours."""
+    """Yield (name, callable) for everything that users call: shardkit's functions, constructors and methods."""
     for name in shardkit.__all__:
         value = getattr(shardkit, name)
-        if "__dataclass_fields__" not in vars(value) or value is shardkit.Decoder:  # others are results
+        if "__dataclass_fields__" not in vars(value) or value is shardkit.Decoder:  # other dataclasses are results
             yield name, value
         for cls in inspect.getmro(value) if inspect.isclass(value) else ():
             if cls.__module__.startswith("shardkit."):

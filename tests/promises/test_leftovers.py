@@ -1,4 +1,4 @@
-"""Of a training process that is killed nothing is left: no process, no memory, no file, no socket."""
+"""A killed training process leaves nothing: no process, no memory, no file, no socket."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def group_of(pid):
 
 
 def shared_memory_of(pid):
-    """Return what a process has in /dev/shm, of which something may be left: it has names."""
+    """Return the files of a process in /dev/shm, which have names and so may be left over."""
     used = Path(f"/proc/{pid}/maps").read_text().splitlines()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile

@@ -1,4 +1,4 @@
-"""ShardLoader when things go wrong around it: each is an error at its place, or changes nothing."""
+"""Faults around a ShardLoader: each is an error at its place, or changes nothing."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def same(sample):
     return sample
 
 
-# Small samples are decoded by whole blocks; where a transform wants them one by one, row by row.
+# Small samples are decoded in whole blocks, or row by row if a transform takes them one by one.
 each_way = pytest.mark.parametrize("way", [{}, {"transform": same}], ids=["by blocks", "by rows"])
 
 
@@ -73,7 +73,7 @@ def position_of(dataset, key):
     return keys_of(ShardLoader(dataset, 1)).index(key)
 
 
-# -- files that are not what they were
+# -- files that have changed
 
 
 def remove(path):
@@ -107,7 +107,7 @@ BLOCKS = "_/blocks.*.npy"
 
 
 def flip_row_of_3(path):
-    """Flip a bit in what the file of block tables says of the shard with this number."""
+    """Flip a bit in the block table of the shard with this number."""
     shards = shardkit.read_manifest(path.parents[1]).shards
     data = bytearray(path.read_bytes())
     data[len(data) - 36 * sum(shard.blocks for shard in shards[3:]) + 5] ^= 1
@@ -184,7 +184,7 @@ def test_what_is_missing_or_does_not_belong_together_is_never_skipped(folder, wa
 @pytest.mark.parametrize("damage", [remove, empty, halve])
 def test_a_loader_needs_no_index(folder, way, damage):
     expected = keys_of(ShardLoader(ShardDataset(folder), 8, **way))
-    opened = ShardDataset(folder)  # which it is not any more when a file is missing
+    opened = ShardDataset(folder)  # opening fails once a file is missing
     (path,) = folder.glob("__index__/*000003.*.parquet")
     damage(path)
 
@@ -338,7 +338,7 @@ def test_any_whole_number_is_a_seed(dataset, seed):
     assert keys_of(ShardLoader(dataset, 50, seed=seed)) != keys_of(ShardLoader(dataset, 50))
 
 
-# -- several at once
+# -- several loaders at once
 
 
 @each_way
@@ -438,7 +438,7 @@ def test_a_forked_process_does_not_go_on_with_an_iterator_but_may_load_itself(da
 
 
 class Failure(BaseException):
-    """What no except clause of ours expects."""
+    """An exception that no except clause of shardkit expects."""
 
 
 @pytest.mark.parametrize("option", ["transform", "collate_fn"])

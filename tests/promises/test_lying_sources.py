@@ -1,4 +1,4 @@
-"""A source is not believed: it gives what it promised, or nothing is published and the error names the sample."""
+"""A source is checked: it gives what it promised, or nothing is published and the error names the sample."""
 
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -25,12 +25,12 @@ def kept(sample):
 
 @dataclass
 class Source:
-    """Samples in memory, of which one lies in some way. It counts how often it was asked for each key and size."""
+    """Samples in memory, one of which lies in some way. It counts how often each key and size was requested."""
 
     samples: list
     lie: str = ""
     at: int = 0
-    taken: int | None = None  # the part that this is, of those that were taken of the source
+    taken: int | None = None  # the number of this part among those taken from the source
     asked: dict = field(default_factory=dict)
     classes = ()
     ignored = ()
@@ -127,7 +127,7 @@ class Source:
         return "always the same"
 
 
-# Those that matter only for the plan: what a transform gives has a size of its own.
+# Lies that matter only for the plan: a transform's result has a size of its own.
 OF_SIZES = [
     *["promises less", "promises more", "promises a byte more", "promises less at first", "promises another field"],
     *["promises fewer fields", "promises sizes that are none", "promises negative sizes", "promises endless sizes"],
@@ -151,7 +151,7 @@ def executor():
 
 
 def published(folder):
-    """Return what a dataset has, by key; None if there is none. Its shards are no larger than was asked for."""
+    """Return a dataset's samples by key; None if there is none. Check that no shard is larger than requested."""
     if not (folder / "manifest.json").exists():
         return None
     dataset = ShardDataset(str(folder))
@@ -162,7 +162,7 @@ def published(folder):
 
 
 def told(error):
-    """Return all that a user is shown of an error."""
+    """Return everything that an error shows to the user."""
     return "".join(traceback.format_exception(error))
 
 

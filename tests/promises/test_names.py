@@ -1,4 +1,4 @@
-"""Names of a dataset never become paths outside the folder that they are meant for; links are never followed there."""
+"""Names in a dataset never become paths outside their folder, and links there are never followed."""
 
 import http.server
 import io
@@ -62,7 +62,7 @@ CHANGES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def unsynced():
-    """Let files be on the disk whenever the system likes: nothing here is about power cuts."""
+    """Let the system decide when files reach the disk: no test here is about power cuts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -83,7 +83,7 @@ def is_fine_on_windows(name):
 
 
 def lookalikes(name):
-    """Return what file systems without case, or with accents of their own, may take a name for."""
+    """Return the forms to which file systems that ignore case or normalize accents may convert a name."""
     forms = [unicodedata.normalize(form, name) for form in ("NFC", "NFD")]
     return {unicodedata.normalize("NFC", same) for form in forms for same in (form.lower(), form.upper().lower())}
 
@@ -167,7 +167,7 @@ def test_what_is_wrong_with_a_name_is_said(name, problem):
     assert problem in find_unsafe(["fine", name])[1]
 
 
-# Links, in the place of everything that is written.
+# Links in the place of each written file.
 
 
 def by_pack(out):
@@ -197,12 +197,12 @@ def by_cache(out):
     assert [sample["cls"] for sample in dataset] == [sample["cls"] for sample in shardkit.ShardDataset(out / "data")]
 
 
-OURS = [".shardkit-lock", ".shardkit-spill", "unfinished.json", "__index__", "__staging__"]  # while it is written
+OURS = [".shardkit-lock", ".shardkit-spill", "unfinished.json", "__index__", "__staging__"]  # during writing
 
 
 @contextmanager
 def prepared(folder, write):
-    """Make a folder with what is read from it."""
+    """Make a folder with the input of a writer, and delete it afterwards."""
     folder.mkdir(parents=True)
     if write is by_index:
         shardkit.pack(SAMPLES, folder / "tars", **PACK)

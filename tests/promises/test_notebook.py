@@ -1,4 +1,4 @@
-"""What people meet in a notebook: what is shown of a result, and functions that no process can import."""
+"""Notebooks: how results are shown, and functions that other processes cannot import."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""One verdict for a file: whichever part of a JPEG is asked for, and however small, damage anywhere is an error.
+"""One verdict for a file: whichever part of a JPEG is requested, and however small, damage anywhere is an error.
 
-What is refused for one box is refused for every box, in every epoch, and what is not has the pixels of the whole.
+A file refused for one box is refused for every box, in every epoch. Otherwise a box has the pixels of the whole.
 """
 
 import numpy as np
@@ -26,9 +26,9 @@ from shardkit.transforms.image_source import Box, Shape, divisor_of, open_source
 from tests.support.jpegs import JPEGS, of_scans, segment
 from tests.support.shared import examples
 
-MAX_PIXELS = 1_000_000  # a flipped bit may be one of the height
+MAX_PIXELS = 1_000_000  # a flipped bit may be in the height
 
-# Where a file is cut, or which bits of it are flipped, as parts of its length.
+# The place where a file is cut, and the bits that are flipped, as fractions of its length.
 parts = st.floats(0, 1, exclude_max=True)
 damages = st.one_of(
     st.none(),
@@ -40,12 +40,12 @@ files = st.sampled_from(sorted(JPEGS))
 
 
 def place(part, length):
-    """Return the number that lies at a part of a length: less than it, also where rounding makes it the whole."""
+    """Return the position at a fraction of a length; it is less than the length even if rounding would reach it."""
     return min(int(part * length), length - 1)
 
 
 def damaged(data, damage):
-    """Return a file that is cut, or in which bits are flipped, or from which 20 bytes are missing."""
+    """Return a file that is cut, has flipped bits, or lacks 20 bytes."""
     if damage is None:
         return data
     kind, where = damage
@@ -62,7 +62,7 @@ def damaged(data, damage):
 
 
 def outcome(function):
-    """Return what a function returns, or None if it raises."""
+    """Return the result of a function, or None if it raises."""
     try:
         return function()
     except Exception:  # noqa: BLE001 - of Pillow, anything
@@ -70,7 +70,7 @@ def outcome(function):
 
 
 def decoded_whole(data, divisor):
-    """Return all pixels of a file, decoded smaller."""
+    """Return all pixels of a file, decoded at a smaller scale."""
     size = jpeg_size(data, max_pixels=MAX_PIXELS)
     pixels = decode_jpeg(data, size, divisor=divisor) if size else None
     return decode_other_image(data, max_pixels=MAX_PIXELS) if pixels is None else pixels
@@ -95,7 +95,7 @@ def test_a_box_is_refused_if_and_only_if_the_whole_file_is_and_has_its_pixels(na
     event(f"refused {'as a whole' if whole is None else 'not'}, 1/{divisor}")
     assert (whole is None) == (part is None), "refused for one of both"
     if whole is not None:
-        scale = divisor if len(whole) < source.height else 1  # Pillow does not decode smaller
+        scale = divisor if len(whole) < source.height else 1  # Pillow does not decode at a smaller scale
         assert np.array_equal(part, Box(*(number // scale for number in at)).of(whole))
 
 
@@ -104,7 +104,7 @@ def test_a_box_is_refused_if_and_only_if_the_whole_file_is_and_has_its_pixels(na
 @given(name=files, cut=parts, key=st.integers(0, 1 << 30))
 def test_a_file_that_is_cut_is_refused_whatever_is_taken_of_it(name, cut, key):
     data = JPEGS[name]
-    if name.startswith("two images"):  # of which the second is never looked at
+    if name.startswith("two images"):  # the second image is never read
         data = data[: len(data) // 2]
     data = data[: place(cut, len(data))]
     out = np.empty((4, 4, 3), np.uint8)
@@ -130,12 +130,12 @@ def test_every_transform_refuses_what_the_decoder_refuses_and_nothing_else(name,
         out = np.empty((size, size, 3), np.uint8)
         made = outcome(lambda: transform.decode_into(data, out, Rng(key), max_pixels=MAX_PIXELS) or out)  # noqa: B023
 
-        assert (made is None) == (whole is None), f"{transform} is of another opinion"
-        if whole is not None and size == 24:  # too large for a box to be decoded smaller
+        assert (made is None) == (whole is None), f"{transform} gives another verdict"
+        if whole is not None and size == 24:  # too large for a box to be decoded at a smaller scale
             assert np.array_equal(made, transform(whole, Rng(key)))
     for decoding in ("unchanged", "pil"):
         found = outcome(lambda: decoder.decode(f"jpg:{decoding}", data))  # noqa: B023
-        assert (found is None) == (whole is None), f"{decoding} is of another opinion"
+        assert (found is None) == (whole is None), f"{decoding} gives another verdict"
 
 
 CROPS = {"small": RandomResizedCrop(16, scale=(0.02, 0.2)), "tiny": RandomResizedCrop(2), "middle": ResizeCenterCrop(8)}
@@ -149,7 +149,7 @@ def test_every_kind_of_file_is_decoded_as_long_as_it_is_whole():
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Return a dataset of damaged and whole files, and the keys of those that the decoder takes."""
+    """Return a dataset of damaged and whole files, and the keys of those that the decoder accepts."""
     rng = np.random.default_rng(1)
     samples, whole = [], set()
     for name in sorted(JPEGS):

@@ -1,4 +1,4 @@
-"""Packing does not run out: of open files, of what workers elsewhere see, of what was killed or damaged meanwhile."""
+"""Packing copes with many open files, with workers on other machines, and with processes killed or files damaged."""
 
 import os
 import random
@@ -38,12 +38,12 @@ def small(number):
 
 
 def contents(folder):
-    """Return the bytes of every file, hidden ones too."""
+    """Return the bytes of every file, including hidden ones."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
 
 
 def go_elsewhere(folder, hidden):
-    """Make of a process a machine that has another working folder and another TMPDIR, and does not see its caller's."""
+    """Make a process act like another machine: its own working folder and TMPDIR, and no access to its caller's."""
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     os.chdir(folder)
 
@@ -56,13 +56,13 @@ def go_elsewhere(folder, hidden):
 
 @dataclass
 class Place:
-    """Where packs are made: a folder of files, a TMPDIR, and an executor of processes that do not see the latter."""
+    """Where packs run: a folder of files, a TMPDIR, and an executor whose processes do not see that TMPDIR."""
 
     folder: Path
     executor: Executor
 
     def left(self):
-        """Return what packs have in both TMPDIRs."""
+        """Return the files of packs in both TMPDIRs."""
         return [*self.folder.glob("here/.shardkit-*"), *self.folder.glob("there/*")]
 
     def waiting(self):
@@ -82,7 +82,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder / "here"))
         patch.setattr(tempfile, "tempdir", str(folder / "here"))
-        patch.setattr(sys.modules["shardkit.packing.job"], "_SPILL_SAMPLES", 6)  # so that there are many segments
+        patch.setattr(sys.modules["shardkit.packing.job"], "_SPILL_SAMPLES", 6)  # for many segments
         patch.setattr(sys.modules["shardkit.packing.spill"], "SEGMENT_BYTES", 4000)
         patch.chdir(folder)
         arguments = (folder / "there", folder / "here")
@@ -218,7 +218,7 @@ def test_sixteen_workers_and_hundreds_of_segments_need_few_files(tmp_path, kind)
 
 
 class Revived(Executor):
-    """An executor that does a task again if the process died that was at it, as those of clusters do."""
+    """An executor that repeats a task if the process running it died, like those of clusters."""
 
     def __init__(self, folder, hidden):
         self.arguments = (folder, hidden)
@@ -247,9 +247,9 @@ class Revived(Executor):
 
 @dataclass(frozen=True)
 class DiesOnce:
-    """A function of a sample that kills its process, once, when it comes to a key."""
+    """A function of a sample that kills its process, once, when it reaches a key."""
 
-    mark: str  # a file that says that it died
+    mark: str  # a file that records the death
     key: str
 
     def __call__(self, sample):
@@ -261,7 +261,7 @@ class DiesOnce:
 
 @dataclass(frozen=True)
 class KeepsOrDies:
-    """The same, as a transform."""
+    """The same function as a transform."""
 
     dies: DiesOnce
 
@@ -303,7 +303,7 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_bytes_are_the_same(place
 
 
 def pack_in_a_group(folder, kind, out):
-    """Pack in a process that leads a group, in which are the processes of its executor, too."""
+    """Pack in a process that leads a process group, which includes the processes of its executor."""
     os.setpgid(0, 0)
     os.chdir(folder)
     tempfile.tempdir = str(folder / "here")
@@ -327,8 +327,8 @@ def test_a_pack_that_is_killed_with_its_executor_again_and_again_goes_on_to_the_
             process = SERVER.Process(target=pack_in_a_group, args=(place.folder, kind, out))
             process.start()
             process.join(moments.uniform(0, longest))
-            longest *= 1.2  # an iterable is gone through again each time
-            with suppress(ProcessLookupError):  # it leads no group yet, or has ended
+            longest *= 1.2  # an iterable is read from the start each time
+            with suppress(ProcessLookupError):  # it does not lead a group yet, or has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
@@ -336,7 +336,7 @@ def test_a_pack_that_is_killed_with_its_executor_again_and_again_goes_on_to_the_
             if process.exitcode == 0:
                 break
         source, transform = of_kind(kind)
-        pack(source, out / "ds", transform=transform, shard_samples=3, progress=False)  # as well without an executor
+        pack(source, out / "ds", transform=transform, shard_samples=3, progress=False)  # also works without an executor
 
         assert contents(out) == contents(tmp_path / "clean")
         assert not (out / "ds/__staging__").exists()
@@ -361,7 +361,7 @@ def test_an_executor_has_as_many_tasks_at_a_time_as_it_has_workers(tmp_path):
 
 
 class Client:
-    """What a Dask client has in common with executors, and how it gives one."""
+    """The methods that a Dask client shares with executors, and the one that returns an executor."""
 
     def submit(self, fn, *args):
         raise NotImplementedError
@@ -390,12 +390,12 @@ def damage(path, kind, part):
 
 
 class StopError(BaseException):
-    """What stops a pack as Ctrl-C does."""
+    """An error that stops a pack like Ctrl-C."""
 
 
 @dataclass
 class Damaged:
-    """A pack that does something, once, at a moment of the pack."""
+    """A pack that calls a function once, at a given moment."""
 
     kind: str
     shuffle: bool

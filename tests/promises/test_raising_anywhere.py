@@ -1,4 +1,4 @@
-"""An error at any call, in any thread or process of a loader, ends the pass with that error, and never by waiting."""
+"""An error at any call, in any thread or process of a loader, ends the pass with that error; the pass never hangs."""
 
 import gc
 import itertools
@@ -24,21 +24,21 @@ from tests.support.shared import PHOTO
 pytestmark = pytest.mark.nightly
 
 PACKAGE = str(Path(shardkit.__file__).parent)
-SECONDS = 60  # that a pass may take before it is said to wait for ever
+SECONDS = 60  # after which a pass counts as hanging
 COUNT = 70
-NEVER_FAIL = ("__exit__", "release")  # what unlocks a lock: nothing could be promised if that failed
+NEVER_FAIL = ("__exit__", "release")  # these release locks: nothing could be promised if that failed
 
 
 class InjectedError(Exception):
-    """What no except clause expects."""
+    """An exception that no except clause expects."""
 
 
 class Calls:
-    """Counts the calls that shardkit's functions get and make, of each line, and raises an error at one of them.
+    """Counts, per line, the calls of and by shardkit's functions, and raises an error at one of them.
 
     Args:
-        case: The line, and which of its calls; None for none.
-        error: What is raised there.
+        case: The line, and the number of the call; None for no error.
+        error: The error to raise there.
     """
 
     def __init__(self, case=None, error=None):
@@ -58,12 +58,12 @@ class Calls:
             self.counts[place] += 1
             is_it = (place, self.counts[place]) == self.case
         if is_it:
-            error, self.error = self.error, None  # threads keep what counts for them, and all that it refers to
+            error, self.error = self.error, None  # threads keep their counter, and everything that it refers to
             raise error
 
 
 def profiled(calls, function):
-    """Return what a function returns or raises, in a thread where calls are counted, as in those that it starts."""
+    """Return the result or error of a function, called in a thread that counts calls, as do the threads it starts."""
     results = []
 
     def run():
@@ -84,7 +84,7 @@ def profiled(calls, function):
 
 
 def some_of(calls, count):
-    """Return some of the calls that were counted, or all: the first of each line, the last, and one between."""
+    """Return all counted calls, or some: for each line the first, the last and one in between."""
     cases = sorted((place, n) for place, last in calls.counts.items() for n in {1, (1 + last) // 2, last})
     step = max(1, len(cases) / count)
     return [cases[int(number * step)] for number in range(int(len(cases) / step))]
@@ -122,21 +122,21 @@ def folders(tmp_path_factory):
 
 
 def chain(error):
-    """Yield an error and those that led to it."""
+    """Yield an error and the errors that caused it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def left():
-    """Return the threads that are left when those have ended that can."""
+    """Return the threads that remain after all that can end have ended."""
     for seconds in (1, SECONDS):
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("shardkit-")]
         for thread in threads:
             thread.join(seconds)
         if not any(thread.is_alive() for thread in threads):
             return []
-        gc.collect()  # a pass that was not quite begun ends its threads when it is found to be garbage
+        gc.collect()  # a pass that has barely begun ends its threads when it is garbage-collected
     return threads
 
 
@@ -145,7 +145,7 @@ def seen(batch):
 
 
 class Pass:
-    """A loader that is made, and what is left of it when its pass has ended, by an error or not."""
+    """A new loader, and what remains of it after its pass has ended, with or without an error."""
 
     def __init__(self, folder, way, compression):
         self.folder = folder / way / compression
@@ -161,7 +161,7 @@ class Pass:
         return self.found
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files are closed when they are found to be garbage
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files are closed when they are garbage-collected
 @pytest.mark.parametrize("kind", [InjectedError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize(("way", "compression"), [*((way, "none") for way in WAYS), ("rows", "zst")])
 def test_an_error_at_any_call_ends_the_pass_with_it(folders, way, compression, kind):
@@ -175,11 +175,11 @@ def test_an_error_at_any_call_ends_the_pass_with_it(folders, way, compression, k
         calls = Calls()
         expected, error = profiled(calls, Pass(folders, way, compression))
         assert error is None
-        assert {"_admit_batches", "_fetch", "next"} <= {place[3] for place in calls.counts}  # in all of its threads
+        assert {"_admit_batches", "_fetch", "next"} <= {place[3] for place in calls.counts}  # in all threads
         for case in some_of(calls, settings().max_examples // 3):
             made, injected = Pass(folders, way, compression), kind("injected")
             found, error = profiled(Calls(case, injected), made)
-            if error is None:  # where Python gives an error up, as in a finalizer, or for what can be done otherwise
+            if error is None:  # Python drops errors in finalizers; others have a fallback
                 came = sum(len(keys) for keys, _ in found)  # a sample that could not be decoded may be skipped
                 assert found == expected or (made.loader.skipped and came + made.loader.skipped == COUNT), case
             elif case[0][3] == "_work" and isinstance(error, WorkerError):  # before the thread's first line
@@ -187,7 +187,7 @@ def test_an_error_at_any_call_ends_the_pass_with_it(folders, way, compression, k
             else:
                 assert injected in chain(error), (case, error)
             if made.batches is not None:
-                rest = list(map(seen, made.batches))  # there is one if it was raised before the pass took notice
+                rest = list(map(seen, made.batches))  # there is a rest if the error was raised before the pass noticed
                 assert not rest or made.found + rest == expected, case
                 made.loader.set_epoch(0)
                 assert list(map(seen, made.loader)) == expected, case
@@ -200,7 +200,7 @@ def test_an_error_at_any_call_ends_the_pass_with_it(folders, way, compression, k
 
 
 class Nearby(rows_module._Process):
-    """A process that is none: what is sent to it comes back as rows."""
+    """A fake process: what is sent to it comes back as rows."""
 
     def __init__(self, _):
         self._is_used = threading.Lock()
@@ -209,12 +209,12 @@ class Nearby(rows_module._Process):
         self._process = mock.Mock(exitcode=0)
 
     def _receive(self):
-        time.sleep(0.001)  # so that others wait for the process
+        time.sleep(0.001)  # so that other threads wait for the process
         return [Row(raw) for raw in self._connection.send.call_args[0][0][0]]
 
 
 def use(rows):
-    """Call from more threads than there are processes, each until an error ends it; return what came of it."""
+    """Call from more threads than there are processes, each until an error ends it; return how each ended."""
     ends = []
 
     def run():
@@ -248,7 +248,7 @@ def test_an_error_at_any_call_leaves_no_thread_waiting_for_a_process(monkeypatch
 
 
 class Bomb:
-    """A transform that lets an error be raised at one of the calls of the process that it is sent to."""
+    """A transform that raises an error at one of the calls in the process that it is sent to."""
 
     def __init__(self, case):
         self.case = case
@@ -282,7 +282,7 @@ def test_an_error_at_any_call_in_a_process_ends_the_pass(folders):
             found = list(batches(case))
         except (InjectedError, shardkit.CodecError, WorkerError) as error:
             says = str(error)
-        else:  # rows that cannot be sent together are sent one by one; Python gives an error up at a generator's end
+        else:  # rows that cannot be sent together are sent one by one; Python drops an error at a generator's end
             assert case[0][3] in ("_pickled", "<genexpr>"), case
             assert [batch["__key__"] for batch in found] == expected
             continue

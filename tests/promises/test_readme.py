@@ -1,10 +1,10 @@
-"""Runs the README: what it says to type works, and what it shows is what is printed.
+"""Runs the README: its commands work, and the output that it shows is what is printed.
 
-Blocks of ``python``, ``bash`` and ``console`` (lines that begin with ``$``, and their output) run in their order in one
-folder. Python's names last until the next ``##`` heading. A ``text`` block right after one of them is what it prints,
-``...`` standing for anything. A block after ``<!-- not run: reason -->`` is left out.
+Blocks of ``python``, ``bash`` and ``console`` (lines that begin with ``$``, and their output) run in order in one
+folder. Python's names last until the next ``##`` heading. A ``text`` block directly after a block is its output, where
+``...`` stands for anything. A block after ``<!-- not run: reason -->`` is not run.
 
-The notebooks, which are run by nbmake, have what the README has no room for. Links between them must lead somewhere.
+The notebooks, which nbmake runs, cover what the README has no room for. Links between the pages must not be broken.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ LANGUAGES = {"python", "bash", "console", "text", "json"}
 
 
 class Block(NamedTuple):
-    """A block of code, with the line that it begins on and what it is said to print (None if nothing is said)."""
+    """A block of code, with its first line and its expected output (None if no output is given)."""
 
     section: str
     language: str
@@ -59,7 +59,7 @@ def blocks_to_run(text):
 def run_python(block, names):
     program = compile(
         "\n" * (block.line - 1) + block.code, README.name, "exec"
-    )  # with the README's lines in a traceback
+    )  # so that tracebacks show the README's lines
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(program, names)
     return printed.getvalue()
@@ -103,7 +103,7 @@ def run_readme(text):
 
 @pytest.fixture(autouse=True)
 def photos(tmp_path, monkeypatch):
-    """A folder such as the README's reader has: photos/, with a folder of images for each class."""
+    """A folder like that of the README's reader: photos/, with a folder of images for each class."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(["cat", "dog"]):
         folder = tmp_path / "photos" / name
@@ -160,13 +160,13 @@ def prose_of(path):
 
 
 def anchors_of(path):
-    """Return what GitHub calls the headings of a Markdown file or a notebook."""
+    """Return GitHub's anchors for the headings of a Markdown file or a notebook."""
     headings = re.findall(r"^#+ (.*)$", prose_of(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def lost_links(path):
-    """Return the links of a page that lead nowhere in the project."""
+    """Return the broken links of a page to files of the project."""
     lost = []
     for link in LINK.findall(prose_of(path)):
         name, _, anchor = link.partition("#")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with files: an error of ours that names the file and says what to do, or the right samples."""
+"""Whatever is wrong with files: an error of shardkit that names the file and says what to do, or the right samples."""
 
 import dataclasses
 import itertools
@@ -38,26 +38,26 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(whole):
-    """Return what each reader and each command gives of a dataset that has no fault."""
+    """Return the result of each reader and each command for a dataset without faults."""
     return Expected(
         {read: read(whole) for read in READERS} | {command: run_command(whole, command) for command in COMMANDS}
     )
 
 
 class Expected(dict):
-    """What is expected; hypothesis shows it with each failure, and the failure could not be seen for it."""
+    """The expected results, with a short repr: hypothesis shows it with each failure, which it would otherwise hide."""
 
     def __repr__(self):
         return "..."
 
 
 class Hang(BaseException):
-    """Something has waited too long."""
+    """An operation has waited too long."""
 
 
 @contextmanager
 def limited(path, seconds=20):
-    """Raise Hang if it takes longer, and let go who waits for a FIFO."""
+    """Raise Hang if the block takes longer, and release threads that wait for a FIFO."""
 
     def hang(*_):
         if path.is_fifo():
@@ -73,7 +73,7 @@ def limited(path, seconds=20):
         signal.signal(signal.SIGALRM, before)
 
 
-# What may be wrong with a file.
+# Faults of a file.
 
 
 def miss(path):
@@ -116,7 +116,7 @@ def forbid(path):
 
 
 def leave(_):
-    """Let it be as it is."""
+    """Leave the file unchanged."""
 
 
 FAULTS = [miss, make_fifo, make_socket, make_device, make_folder, make_loop, dangle, forbid]
@@ -200,7 +200,9 @@ READERS = [
     reported,
     manifest_of,
 ]
-FEWER = [read for read in READERS if read not in (repacked, indexed)]  # for many examples: they take ten times as long
+FEWER = [
+    read for read in READERS if read not in (repacked, indexed)
+]  # for many examples: those two take ten times as long
 COMMANDS = [
     ("ls", "."),
     ("ls", ".", "--shards"),
@@ -213,7 +215,7 @@ COMMANDS = [
 
 
 def run_command(folder, command):
-    """Return the exit code, standard output and standard error of a command about a dataset."""
+    """Return the exit code, standard output and standard error of a command run on a dataset."""
     words = [str(folder) if word == "." else word.replace("../", f"{folder.parent}/") for word in command]
     try:
         result = CliRunner().invoke(app, words)
@@ -226,7 +228,7 @@ def run_command(folder, command):
 
 
 def says_where_and_what_to_do(message, path):
-    """Return whether a message names a file, says what is wrong with it, and then what to do."""
+    """Return whether a message names a file, says what is wrong with it, and then says what to do."""
     return re.search(rf"{re.escape(path.name)}\b.*[;.,] \S+ \S+", message, re.DOTALL) is not None
 
 
@@ -236,7 +238,7 @@ def snapshot(folder):
 
 @pytest.fixture
 def damaged(whole, tmp_path):
-    """Return what makes a dataset one of whose files has a fault: its folder and the file."""
+    """Return a function that makes a dataset with a fault in one file, and returns its folder and the file."""
 
     def make(fault, target):
         folder = Path(shutil.copytree(whole, tmp_path / "train"))
@@ -247,8 +249,8 @@ def damaged(whole, tmp_path):
     return make
 
 
-# Without its manifest a dataset is a folder of tars, and without a shard its folder has one tar less, which is what
-# `index` is to make a dataset of: neither is a fault.
+# Without its manifest a dataset is a folder of tars, and without a shard the folder has one tar less. `index` makes a
+# dataset of such folders, so neither is a fault.
 FINE = {("miss", "manifest"): {"by_stream", "repacked", "indexed", "index", "ls", "stats", "pack"}}
 FINE["miss", "shard"] = {"indexed", "index"}
 
@@ -315,12 +317,12 @@ def test_verify_reports_the_file_and_nothing_that_is_not_so(damaged, fault, targ
     assert (problems[0].message.startswith("is missing")) == (fault in (miss, dangle))
 
 
-# What is missing when a dataset is opened.
+# Files that are missing when a dataset is opened.
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Return a dataset of twelve shards, what its manifest calls them, and what it calls indexes and block tables."""
+    """Return a dataset of twelve shards, and the names of shards and of side files in its manifest."""
     folder = tmp_path_factory.mktemp("several") / "train"
     manifest = shardkit.pack(SAMPLES, folder, **PACK | {"shard_samples": 5})["train"]
     indexes = [*(shard.index_url for shard in manifest.shards), manifest.block_file_url]
@@ -440,10 +442,10 @@ def test_a_shard_that_vanishes_under_a_reader_is_an_error_of_ours_that_names_it(
     assert isinstance(e.value, FileNotFoundError)
 
 
-# What an index or a manifest must not say.
+# Wrong facts in an index or a manifest.
 
 
-# What locates samples. What a promoted column holds is the user's, and keys are any text.
+# The columns that locate samples. The values of promoted columns are the user's, and keys are any text.
 LOCATING = ["__offset__", "__size__", *(f"{name}:{part}" for name in ("txt", "cls") for part in PARTS)]
 CHANGES = ["null", "all null", "float"]
 FORGED = [("__key__", change) for change in CHANGES] + list(itertools.product(LOCATING, [*CHANGES, "text"]))
@@ -506,7 +508,7 @@ def test_numbers_of_blocks_that_are_not_so_are_said_to_be_the_manifests(whole, e
     try:
         for read in FEWER:
             try:
-                if read in (reported, manifest_of):  # they say what the manifest says
+                if read in (reported, manifest_of):  # they only repeat the manifest
                     read(whole)
                 elif read(whole) != expected[read]:
                     wrong.append((read.__name__, "other samples"))
@@ -534,7 +536,7 @@ def test_a_manifest_that_names_what_cannot_be_a_shard_is_refused_by_all(damaged,
             read(folder, allow_any_url=trusted)
 
 
-# What is to be packed.
+# Sources to pack.
 
 
 def fifo_at(path):

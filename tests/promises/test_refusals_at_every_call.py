@@ -1,4 +1,4 @@
-"""Whichever call of the operating system fails: an error of ours that names a file, or what would be without it."""
+"""Whichever system call fails: an error of shardkit that names a file, or the same result as without the failure."""
 
 import errno
 import os
@@ -30,12 +30,12 @@ CALLS = [
 ]
 CALLS += ["unlink", "fsync", "read", "pwrite", "ftruncate", "utime"]
 ERRORS = [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOENT, errno.ESTALE]
-EXAMPLES = settings().max_examples // 2  # of the calls, at most, of each reader and writer
+EXAMPLES = settings().max_examples // 2  # the most calls that fail for each reader and writer
 
 
 @contextmanager
 def failing(folder, number, code, calls=CALLS):
-    """Let the call of this number that is about something in a folder fail; provide the names of all such calls."""
+    """Let the n-th call that is about a path in a folder fail; provide the names of all such calls."""
     called = []
 
     def is_there(what):
@@ -69,7 +69,7 @@ def whole(tmp_path_factory):
 
 
 def failures(folder, act, expected, *, look=lambda found: found, clean=lambda: None, calls=CALLS):
-    """Return what was wrong when calls failed, one after the other, and how many were refused."""
+    """Return the faults found when calls failed, one after the other, and the number of refusals."""
     with failing(folder, -1, 0, calls) as called:
         act()
     clean()
@@ -101,7 +101,7 @@ def test_a_call_that_fails_while_a_dataset_is_read(read, whole):
 
 
 def verified(folder):
-    """Return whether all is well; what is not is to be of these files."""
+    """Return whether verification finds no problem; problems may only be in these files."""
     report = shardkit.verify(folder)
     for problem in [*report.problems, *(problem for shard in report.damaged for problem in shard.problems)]:
         assert str(folder) in problem.url
@@ -123,7 +123,7 @@ def test_a_call_that_fails_while_a_dataset_is_verified_is_reported(whole):
 
 
 def written(out):
-    """Return what is in a folder, but for what is on its way."""
+    """Return the content of a folder, without unfinished files."""
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if ".shardkit-" not in name}
 
@@ -174,7 +174,7 @@ def test_a_call_that_fails_while_a_dataset_is_written(write, tmp_path):
         expected,
         look=lambda _: written(out),
         clean=clean,
-        calls=[call for call in CALLS if call != "fstat"],  # shutil.rmtree believes in it
+        calls=[call for call in CALLS if call != "fstat"],  # shutil.rmtree relies on fstat
     )
 
     assert wrong == []

@@ -1,4 +1,4 @@
-"""Where nothing can be written: an error of ours that names the place and says what to do, and nothing half written."""
+"""If a place cannot be written to: an error of shardkit that names it and says what to do, and no partial files."""
 
 import copy
 import ctypes
@@ -31,7 +31,7 @@ def unchanged(sample):
 
 
 class Given(NamedTuple):
-    """What writers write: the same samples as a dataset, as files and as they are."""
+    """The input of the writers: the same samples as a dataset, as files and in memory."""
 
     dataset: Path
     files: Path
@@ -47,7 +47,7 @@ def given(tmp_path_factory):
     return Given(folder, files, SAMPLES)
 
 
-# The writers. Each is called with what it writes and where to.
+# The writers. Each is called with the input and the destination.
 
 
 def by_pack(given, out):
@@ -107,7 +107,7 @@ WRITERS = [
 
 
 def refusal(write, *args):
-    """Return the message with which a writer refuses to write; None if it does not."""
+    """Return the message with which a writer refuses to write; None if it does not refuse."""
     try:
         write(*args)
     except shardkit.ShardkitError as error:
@@ -115,7 +115,7 @@ def refusal(write, *args):
     return None
 
 
-# Places where nothing can be written. Each is made in an empty folder; what is returned is to be written to.
+# Places where nothing can be written. Each is made in an empty folder; the function returns the destination.
 
 
 def in_a_file(folder):
@@ -235,11 +235,11 @@ def test_a_path_that_no_file_can_have_is_refused_by_all_that_take_one(path, give
     assert not new.exists()
 
 
-# Disks that are full, or can only be read. Each of these runs in a process of its own, which mounts its own disk.
+# Disks that are full or read-only. Each test runs in a process of its own, which mounts its own disk.
 
 
 def mount(folder, options, flags=0):
-    """Mount a file system in memory, for this process alone."""
+    """Mount a file system in memory that only this process sees."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(mount, "is_apart"):
         uid, gid = os.getuid(), os.getgid()
@@ -258,7 +258,7 @@ def unmount(folder):
 
 
 def in_process(function, *args):
-    """Run a function in a process of its own, and check that it ends well."""
+    """Run a function in a process of its own, and check that it succeeds."""
     process = SERVER.Process(target=told, args=(function, *args))
     process.start()
     process.join(120)
@@ -299,7 +299,7 @@ def test_a_disk_that_can_only_be_read_is_said_to_be_one(given, tmp_path):
 
 
 PAGE = 4096
-ROOM = 72  # pages: enough for all that is written here, and for what a spill takes beside
+ROOM = 72  # pages: enough for all files written here, and for a spill in addition
 FILLED = [by_pack, by_pack_with_transform, by_writer, by_index]
 
 
@@ -308,7 +308,7 @@ def contents(folder):
 
 
 def write_to_full(write, given, folder):
-    """Write to disks of every size; after each failure make room, and go on."""
+    """Write to disks of every size; after each failure make room and continue."""
     mount(folder, f"size={4 * ROOM * PAGE}")
     write(given, folder / "train")
     expected = contents(folder)
@@ -327,7 +327,7 @@ def write_to_full(write, given, folder):
             assert "the disk is full (No space left on device); make room on it" in message
             assert "run the same pack again to go on" in message or write in (by_writer, by_index)
             assert not (folder / "train/manifest.json").exists()
-            for name, data in contents(folder).items():  # nothing that has a final name is cut short
+            for name, data in contents(folder).items():  # no file with a final name is cut short
                 assert name.endswith(("unfinished.json", ".segment")) or expected[name] == data, name
             mount(folder, f"size={4 * ROOM * PAGE}", REMOUNT)
             (by_writer_that_goes_on if write is by_writer else write)(given, folder / "train")
@@ -354,7 +354,7 @@ def fill_temporary_folder(given, folder):
     assert "the disk is full" in message
     tempfile.tempdir = None
     os.environ["TMPDIR"] = "/proc/nowhere"
-    tempfile._candidate_tempdir_list = lambda: ["/proc/nowhere"]  # as where /tmp is full too
+    tempfile._candidate_tempdir_list = lambda: ["/proc/nowhere"]  # as if /tmp were full too
     message = refusal(by_writer, given, "memory://none/train")
     assert message is not None
     assert message.startswith("TMPDIR: does not exist (No usable temporary directory found"), message

@@ -1,4 +1,4 @@
-"""A batch follows from its samples alone: not from how they are read, nor by whom, nor from what came before."""
+"""A batch depends only on its samples: not on how they are read, by which worker, or after which batches."""
 
 import pickle
 from contextlib import ExitStack
@@ -41,7 +41,7 @@ ARRAYS = [
     lambda i: np.array([f"{i}", "é"]),
     lambda i: np.full(300, i % 2 == 0),
 ]
-# What a field may hold in the i'th sample; what cannot be decoded is among it.
+# Possible values of a field in the i-th sample, some of which cannot be decoded.
 VALUES = {
     "npy": ARRAYS,
     "a.npy": ARRAYS,
@@ -63,14 +63,14 @@ VALUES = {
         lambda i: np.full((16, 16, 3), i, np.uint8),
         lambda _: b"?",
     ],
-    "_own.cls": [lambda i: i],  # only strangers' tars have such names
+    "_own.cls": [lambda i: i],  # only tars of other programs have such names
 }
 KEYS = ["{:04d}".format, "é/{:05d}".format, lambda i: f"{'x' * (i % 3)}{i}", lambda i: f"{'y' * 120}{i:03d}"]
 
 
 @st.composite
 def datasets(draw):
-    """Samples that mostly are alike and sometimes are not, as those of a dataset; and whether a stranger wrote them."""
+    """Samples that are mostly alike, like those of a dataset; and whether another program wrote them."""
     is_strange = draw(st.booleans())
     names = sorted(VALUES) if is_strange else sorted(name for name in VALUES if name[0] != "_")
     fields = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
@@ -96,7 +96,7 @@ def datasets(draw):
 
 @st.composite
 def choices(draw, samples):
-    """What is wanted of the samples: the options of a dataset and of a loader."""
+    """How the samples are read: the options of a dataset and of a loader."""
     there = sorted({field for sample in samples for field in sample if field != "__key__"})
     some = draw(st.lists(st.sampled_from(there), min_size=1, unique=True))
     fields = draw(
@@ -133,7 +133,7 @@ def same(sample):
 
 
 def with_itself(sample):
-    """Return a sample whose arrays are there as they are and inverted, the inverted ones under the old name."""
+    """Return a sample with each array unchanged and inverted; the inverted ones have the old names."""
     arrays = {
         name: value for name, value in sample.items() if isinstance(value, np.ndarray) and value.dtype == np.uint8
     }
@@ -141,9 +141,9 @@ def with_itself(sample):
 
 
 def the_long_way(dataset, before, *, batch_size, lanes, seed, on_error, transform=None, epoch=0):
-    """Yield the batches of an epoch, each collated of samples that were read alone; an error of ours ends it.
+    """Yield the batches of an epoch, each collated from samples read one by one, until an error of shardkit.
 
-    What the last batch was like is noted in ``before``, for one that has lost all samples.
+    The layout of the last batch is kept in ``before``, for a batch that has lost all of its samples.
     """
     plan = dataset.order(seed=seed, epoch=epoch, lanes=lanes)
     transform = Transform.parse(transform)
@@ -167,7 +167,7 @@ def the_long_way(dataset, before, *, batch_size, lanes, seed, on_error, transfor
 
 
 def until_error(batches):
-    """Return the batches that come before an error of ours, and which error it is."""
+    """Return the batches before an error of shardkit, and the error."""
     found = []
     try:
         found.extend(batches)
@@ -178,7 +178,7 @@ def until_error(batches):
 
 
 def two_epochs(dataset, **options):
-    """Return what a loader gives in its first epoch and, when it knows what batches are like, in its second."""
+    """Return the results of a loader's first epoch, and of its second, when it knows the layout of batches."""
     with ExitStack() as stack:
         loader = ShardLoader(dataset, max_skipped=1000, **options)
         stack.callback(loader.close)
@@ -216,7 +216,7 @@ def server(processes, tmp_path_factory, authority):
 
 
 def write(folder, samples, compression, *, is_strange):
-    """Write samples as a dataset: as shardkit packs them, or as an index makes one of a stranger's tar."""
+    """Write samples as a dataset: packed by shardkit, or as a tar of another program that gets an index."""
     if not is_strange:
         options = {"shard_samples": 50, "block_bytes": 60_000, "compression": compression, "progress": False}
         shardkit.pack(samples, folder, shuffle=False, **options)
@@ -276,7 +276,7 @@ def test_a_batch_is_the_same_whatever_the_way(server, data):
             event(f"{'some' if batches else 'no'} batches, {'an error' if error else 'no error'}")
 
 
-# What once was not the same.
+# Cases that were not the same in the past.
 ONCE = {
     "ints and arrays of no dimensions": (
         [{"npy": np.array(i, "u1" if i == 70 else "<i8")} for i in range(140)],
@@ -341,7 +341,7 @@ def test_a_batch_is_the_same_made_by_processes(server, data):
 
 
 def what_comes_of(read, *args):
-    """Return a sample that is read, or which error it is."""
+    """Return a sample that was read, or the error."""
     try:
         return read(*args)
     except (CodecError, SampleError) as error:
@@ -349,7 +349,7 @@ def what_comes_of(read, *args):
 
 
 def all_of(dataset):
-    """Return what comes of each sample of a dataset."""
+    """Return the result of reading each sample of a dataset."""
     return [what_comes_of(dataset.__getitem__, i) for i in range(len(dataset))]
 
 

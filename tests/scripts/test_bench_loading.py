@@ -1,4 +1,4 @@
-"""The benchmark of loaders runs, so that it does not rot. Nothing here is about how fast anything is."""
+"""The benchmark of loaders runs, so that it does not rot. No test here is about speed."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PNG = b"\x89PNG"
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
-    """Return a folder that has a small input."""
+    """Return a folder with a small input."""
     folder = tmp_path_factory.mktemp("bench_loading")
     make_inputs(folder, IMAGES, SMALLS, sys.executable)
     return folder
@@ -52,7 +52,7 @@ def run(*command):
 
 
 def options_of(work):
-    """Return the options for one round with a small input, on however busy a machine."""
+    """Return the options for one round with a small input, which work on a busy machine too."""
     numbers = ["--images", IMAGES, "--smalls", SMALLS, "--rounds", 1, "--quiet", 99]
     return ["--work", work, "--no-install", *numbers]
 

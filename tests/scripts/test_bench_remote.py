@@ -1,4 +1,4 @@
-"""The benchmark of remote reads runs, so that it does not rot. Nothing here is about how fast anything is."""
+"""The benchmark of remote reads runs, so that it does not rot. No test here is about speed."""
 
 import json
 import os
@@ -23,7 +23,7 @@ INSTALLED = [parts.CEILING, parts.STREAM, parts.BLOCKS]
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Return a folder that has a small input."""
+    """Return a folder with a small input."""
     folder = tmp_path_factory.mktemp("bench_remote")
     images = make_inputs(folder, IMAGES, 100, sys.executable)
     make_large(folder, MEGABYTES)
@@ -32,7 +32,7 @@ def work(tmp_path_factory):
 
 
 def run(work, *options):
-    """Return what the program prints and writes in one round, on however busy a machine."""
+    """Return the output and the file of one round of the program, on a machine that may be busy."""
     numbers = ["--images", IMAGES, "--megabytes", MEGABYTES, "--shards", SHARDS, "--rounds", 1, "--quiet", 99]
     results = work / "results.json"
     command = ["scripts/bench/bench_remote.py", "--work", work, "--no-install", "--seconds", 0.01, *numbers, *options]

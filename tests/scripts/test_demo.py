@@ -1,4 +1,4 @@
-"""The programs in scripts that a user runs first: the demo, and the shard creation script."""
+"""The programs in scripts that a user runs first: the demo and the script that creates shards."""
 
 import importlib.util
 import io

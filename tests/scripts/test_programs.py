@@ -1,4 +1,4 @@
-"""The small benchmarks run to their end, so that they do not rot. Nothing here is about how fast anything is."""
+"""The small benchmarks run to their end, so that they do not rot. No test here is about speed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The soak runs, and sees what grows."""
+"""The soak test runs, and detects growth."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def test_what_a_process_has_is_counted(tmp_path):
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    held = bytearray(b"x") * (64 * MB)  # bytes that are not written to are no memory yet
+    held = bytearray(b"x") * (64 * MB)  # bytes that were never written do not take memory yet
     with (tmp_path / "file").open("w"), subprocess.Popen(["sleep", "99"]) as process:
         during = soak.usage()
         process.kill()

@@ -1,4 +1,4 @@
-"""scripts/train_ddp.py as people run it: by torchrun, on some processes, killed, and resumed on as many or others."""
+"""scripts/train_ddp.py as users run it: by torchrun, killed, and resumed with the same number of processes or not."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def images(tmp_path_factory):
 
 @contextmanager
 def training(images, folder, name, *, processes, epochs=FOREVER):
-    """Start a training that goes on from the folder's checkpoint; its lists of keys are in a folder of that name."""
+    """Start a training that resumes from the folder's checkpoint; its lists of keys are in a folder of that name."""
     (folder / name).mkdir()
     options = [f"--checkpoint={folder}/run.pt", f"--checkpoint-every={EVERY}", f"--log-keys={folder / name}"]
     launcher = [*TORCHRUN, *LOOPBACK, f"--nproc-per-node={processes}"] if processes else [sys.executable]
@@ -60,7 +60,7 @@ def finish(images, folder, name, *, processes, epochs):
 
 
 def killed(images, folder, name, *, processes, steps, rank=None):
-    """Kill a training so many steps on, all of it or one of its processes, and return the last checkpoint."""
+    """Kill a training, or one of its processes, after this many more steps, and return the last checkpoint."""
     log = folder / name / "rank0.txt"
     with training(images, folder, name, processes=processes) as process:
         first = wait_for(lambda: log.exists() and read_log(log))[0][1]
@@ -97,20 +97,20 @@ def rank_of(pid):
 
 
 def read_log(path):
-    """Return what a process has trained on: epoch, step and key of each sample, as far as whole lines are there."""
+    """Return the epoch, step and key of each sample that a process has trained on, without an incomplete last line."""
     lines = path.read_text().splitlines(keepends=True)
     parts = [line.split() for line in lines if line.endswith("\n")]
     return [(int(epoch), int(step), key) for epoch, step, key in parts]
 
 
 def consumed(folder, name, start, stop):
-    """Return how often each sample came in each epoch, in the steps between two checkpoints, on all ranks."""
+    """Return how often each sample came in each epoch, in the steps between two checkpoints, over all ranks."""
     logs = [read_log(path) for path in (folder / name).iterdir()]
     return Counter((epoch, key) for log in logs for epoch, step, key in log if start < step <= stop)
 
 
 def random_steps(number):
-    """Return after how many steps to kill: of an epoch, or of two, which have 15 or 16 steps."""
+    """Return the number of steps after which to kill: within one or two epochs of 15 or 16 steps."""
     return 5 + derive(number) % 25
 
 
@@ -124,7 +124,7 @@ def test_killed_and_resumed_on_as_many_processes_it_has_the_parameters_of_an_und
     epochs = checkpoint["loader"]["epoch"] + 1
     resumed = finish(images, tmp_path, "resumed", processes=processes, epochs=epochs)
     (tmp_path / "other").mkdir()
-    alone = 0 if processes == 1 else processes  # without torchrun it is the same
+    alone = 0 if processes == 1 else processes  # the result without torchrun is the same
     undisturbed = finish(images, tmp_path / "other", "undisturbed", processes=alone, epochs=epochs)
 
     start, stop = checkpoint["step"], resumed["step"]
@@ -155,7 +155,7 @@ def test_killed_again_and_again_and_resumed_on_other_numbers_of_processes_every_
     last = finish(images, tmp_path, "last", processes=3, epochs=epochs)
     keys += consumed(tmp_path, "last", checkpoints[-1], last["step"])
 
-    assert checkpoints == sorted(set(checkpoints))  # every run got somewhere
+    assert checkpoints == sorted(set(checkpoints))  # every run made progress
     assert keys == Counter((epoch, key) for epoch in range(epochs) for key in KEYS)
     assert set(names_in(images)) == names_of(shardkit.read_manifest(images))
 

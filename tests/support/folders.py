@@ -1,4 +1,4 @@
-"""What lies in a dataset's folder, with names in which hashes are stars."""
+"""The files in a dataset's folder, by names with stars in place of hashes."""
 
 import re
 from pathlib import Path
@@ -18,5 +18,5 @@ def names_in(folder):
 
 
 def temporary_files(folder):
-    """Return what writers have left under names of their own."""
+    """Return the temporary files that writers have left."""
     return [path for path in files_of(folder) if path.name.startswith(".") and path.name != CARD_NAME]

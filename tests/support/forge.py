@@ -1,4 +1,4 @@
-"""Datasets that say something else than what is true, with checksums that fit, as who knows the format can lie."""
+"""Datasets with false statements and matching checksums, as an attacker who knows the format could write them."""
 
 import json
 from dataclasses import replace
@@ -26,24 +26,24 @@ def manifest_of(folder):
 
 
 def index_path(folder, shard=0):
-    """Return where the index of a shard is, by its number."""
+    """Return the path of a shard's index, by the shard's number."""
     return Path(folder, manifest_of(folder).shards[shard].index_url)
 
 
 def index_of(folder, shard=0):
-    """Return the index of a shard, by its number."""
+    """Return the index of a shard, by the shard's number."""
     return open_index(STORAGE, str(folder), manifest_of(folder).shards[shard])
 
 
 def rewrite_index(folder, shard=0, *, rows=None, facts=None, blocks=None):
-    """Replace a shard's index by one that says something else, and let the manifest have its checksums.
+    """Replace a shard's index by another one, and put its checksums into the manifest.
 
     Args:
-        folder: The dataset's.
-        shard: Its number.
-        rows: What makes other rows of its table.
-        facts: Other facts, by name; what the manifest says of the shard stays.
-        blocks: Another block table; the manifest has the number of its blocks.
+        folder: The dataset's folder.
+        shard: The shard's number.
+        rows: A function that changes the rows of the index's table.
+        facts: Other facts, by name; the manifest's entry of the shard keeps the old ones.
+        blocks: Another block table; the manifest gets the number of its blocks.
     """
     manifest = manifest_of(folder)
     indexes = [open_index(STORAGE, str(folder), entry) for entry in manifest.shards]
@@ -59,14 +59,14 @@ def rewrite_index(folder, shard=0, *, rows=None, facts=None, blocks=None):
 
 
 def _write_any_types(file, groups, schema, metadata, *, encodings, **options):
-    """Write a Parquet file whose columns may have types that cannot be encoded as an index's are."""
+    """Write a Parquet file whose columns may have types that do not support the encodings of an index."""
     fits = {"DELTA_BYTE_ARRAY": pa.types.is_string, "DELTA_BINARY_PACKED": pa.types.is_integer}
     encodings = {name: kind for name, kind in encodings.items() if fits[kind](schema.field(name).type)}
     return write_parquet(file, groups, schema, metadata, encodings=encodings, **options)
 
 
 def write_manifest(folder, manifest, *, tables=None):
-    """Write a manifest with side files that fit; if the indexes cannot be read, the file of columns stays."""
+    """Write a manifest with matching side files; if the indexes cannot be read, the file of columns stays unchanged."""
     manifest = replace(manifest, url=str(folder))
     if tables is None:
         tables = [open_index(STORAGE, str(folder), entry).blocks for entry in manifest.shards]
@@ -82,7 +82,7 @@ def write_manifest(folder, manifest, *, tables=None):
 
 
 def edit_manifest(folder, change):
-    """Let a function change the JSON object of a manifest, and let the text have the checksum that fits."""
+    """Let a function change the JSON object of a manifest, and write the text with a matching checksum."""
     path = Path(folder, "manifest.json")
     text = path.read_bytes()
     is_signed = text.startswith(b'{\n "crc32": "')

@@ -1,4 +1,4 @@
-"""Processes that tests start, and often kill: they begin at once, as a small server forks them that has all imports."""
+"""Processes that tests start and often kill: they start fast, because a small server with all imports forks them."""
 
 from multiprocessing import get_context, util
 
@@ -6,13 +6,14 @@ _preloaded = ["pyarrow.compute", "pandas"]  # pyarrow's array() imports pandas
 
 
 def forkserver(module):
-    """Return the context that starts processes which have imported a test module already.
+    """Return the context that starts processes in which a test module is already imported.
 
-    Python has one such server for a process, which imports what the list says that was set last: so all are in one.
+    Python has one such server per process, which uses the list of imports that was set last. So all modules are in one
+    list.
     """
     if module not in _preloaded:
         _preloaded.append(module)
-    util.get_temp_dir()  # the server's socket lies there; made later, it may be in a TMPDIR that a test deletes
+    util.get_temp_dir()  # folder of the server's socket; made later, it may be in a TMPDIR that a test deletes
     context = get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
     return context

@@ -1,4 +1,4 @@
-"""JPEGs of every kind that decoders tell apart, small enough to be damaged at every place."""
+"""JPEGs of every kind that decoders distinguish, small enough to be damaged at every place."""
 
 import io
 import struct
@@ -29,7 +29,7 @@ def segment(marker, content):
 
 
 def colours_one_after_the_other(across, down, **options):
-    """Return a JPEG of three scans, a colour each, of which the second and third have fewer pixels."""
+    """Return a JPEG of three scans, one per colour, of which the second and third have fewer pixels."""
     sides = [(WIDTH, HEIGHT), *[(-(-WIDTH // across), -(-HEIGHT // down))] * 2]
     channels = [channel.resize(size) for channel, size in zip(PICTURE.convert("YCbCr").split(), sides, strict=True)]
     files = [saved(channel, **options) for channel in channels]
@@ -40,18 +40,18 @@ def colours_one_after_the_other(across, down, **options):
     for number, file in enumerate(files, 1):
         data += b"".join(
             segment(0xDD, file[at + 4 : at + 6]) for at in [file.find(b"\xff\xdd")] if at > 0
-        )  # how often it is restarted, in blocks of its own
+        )  # the restart interval, in blocks of the scan
         data += segment(0xDA, bytes([1, number, 0, 0, 63, 0])) + file[file.index(b"\xff\xda") + 10 : -2]
     return data + b"\xff\xd9"
 
 
 def of_scans(number, *, height=16, width=16, before=b""):
-    """Return a grey, progressive JPEG of so many scans, up to 896, without anything wrong with it."""
+    """Return a valid grey, progressive JPEG with the given number of scans, up to 896."""
     orders = [(k, k, high, high - 1) for k in range(64) for high in range(14, 0, -1)]
     steps = [(first, last, 0 if high == 14 else high, low) for first, last, high, low in orders][:number]
     blocks = -(-height // 8) * -(-width // 8)
     zeros = bytes(blocks // 8) + (bytes([0xFF >> blocks % 8]) if blocks % 8 else b"")
-    table = bytes([1, *[0] * 15, 0])  # of one code, a single bit
+    table = bytes([1, *[0] * 15, 0])  # a table with one code, a single bit
     data = b"\xff\xd8" + before + segment(0xDB, bytes([0, *[1] * 64]))
     data += segment(0xC2, struct.pack(">BHHB", 8, height, width, 1) + bytes([1, 0x11, 0]))
     data += segment(0xC4, b"\0" + table) + segment(0xC4, b"\x10" + table)
@@ -94,4 +94,4 @@ def _kinds():
 
 
 JPEGS = dict(_kinds())
-"""JPEGs of ``HEIGHT`` and ``WIDTH`` by what they are."""
+"""JPEGs of ``HEIGHT`` and ``WIDTH`` by kind."""

@@ -1,4 +1,4 @@
-"""Ways of reading through a network, its faults, and how they end."""
+"""Ways of reading through a network, the network's faults, and how they end."""
 
 import threading
 
@@ -17,8 +17,8 @@ SOME = slice(45, 110, 5)
 OPTIONS = {"read_timeout": 0.3, "total_timeout": 60}
 
 READS = ["dataset", "loader", "stream", "tar"]
-# How the faults end that have no good end, when a dataset is read by its index, by a stream that is compared with the
-# index, and by a stream without one. All others end in the right samples.
+# The results of faults that do not give the right samples: for a dataset read by its index, for a stream compared with
+# the index, and for a stream without an index. All other faults end in the right samples.
 ENDS = {
     "FIN mid-body for ever": [StorageError] * 3,
     "FIN after the head for ever": [StorageError] * 3,
@@ -33,13 +33,13 @@ ENDS = {
     "expired token": [AccessError] * 3,
     "403": [AccessError] * 3,
     "404": [MissingFileError] * 3,
-    "bit flip": [None, None, "unseen"],  # only an index shows it
+    "bit flip": [None, None, "unseen"],  # only an index reveals it
     "bit flip for ever": [ShardError, ShardError, "unseen"],
 }
 
 
 def pack_samples(destination, *, others=None, **options):
-    """Make a dataset of the samples, which may have other fields beside."""
+    """Make a dataset of the samples, which may have additional fields."""
     samples = [{"__key__": key, "bin": data, **(others or {})} for key, data in SAMPLES.items()]
     columns = {"size": lambda sample: len(sample["bin"])}
     options = {"shard_samples": 50, "block_bytes": "10kB", "columns": columns, "progress": False} | options
@@ -47,20 +47,20 @@ def pack_samples(destination, *, others=None, **options):
 
 
 def by_loader(url, options):
-    """Return key and data of each sample, read by blocks, which have checksums."""
+    """Return the key and data of each sample, read by blocks, which have checksums."""
     dataset = shardkit.ShardDataset(url, storage_options=options)
     loader = shardkit.ShardLoader(dataset, batch_size=16, seed=0)
     return [item for batch in loader for item in zip(batch["__key__"], batch["bin"], strict=True)]
 
 
 def by_dataset(url, options):
-    """Return key and data of some samples, read one by one."""
+    """Return the key and data of some samples, read one by one."""
     dataset = shardkit.ShardDataset(url, storage_options=options)
     return [(sample["__key__"], sample["bin"]) for sample in dataset[SOME]]
 
 
 def by_parts(url, options):
-    """Return key and data of each sample, read by parts of blocks of which little is wanted."""
+    """Return the key and data of each sample, read by parts of blocks of which little is wanted."""
     dataset = shardkit.ShardDataset(f"{url}-wide", fields=("bin",), storage_options=options)
     loader = shardkit.ShardLoader(dataset, batch_size=16, seed=0)
     assert not dataset.read_block(0, 0).is_whole
@@ -68,30 +68,30 @@ def by_parts(url, options):
 
 
 def by_stream(url, options):
-    """Return key and data of each sample, read forward and compared with the index."""
+    """Return the key and data of each sample, read forward and compared with the index."""
     stream = shardkit.ShardStream(url, shuffle=False, storage_options=options)
     return [(sample["__key__"], sample["bin"]) for sample in stream]
 
 
 def by_tar(url, options):
-    """Return key and data of each sample, read forward without an index."""
+    """Return the key and data of each sample, read forward without an index."""
     return by_stream(f"{url}/{url.rpartition('/')[2]}-{{000000..000003}}.tar", options)
 
 
 def read_through_a_restart(server, held, tries, read, *arguments):
-    """Kill a server while an answer of it is held, and start it again; return what a reader has read meanwhile.
+    """Kill a server while one of its responses is held, and start it again; return a reader's result.
 
     Args:
-        server: What is killed.
-        held: The answer, which is let go when the server is up again.
-        tries: What is called instead of waiting for the next try.
-        read: The reader, and what it is called with.
+        server: The server to kill.
+        held: The response, which is released when the server is up again.
+        tries: The functions to call instead of waiting before a retry.
+        read: The reader and its arguments.
     """
     found, is_up = [], threading.Event()
     reader = threading.Thread(target=lambda: found.extend(read(*arguments)))
     reader.start()
     held.wait()
-    tries.append(is_up.wait)  # a request that fails while the server is down is tried again as soon as it is up
+    tries.append(is_up.wait)  # a request that fails while the server is down is retried as soon as it is up
     server.kill()
     server.start()
     is_up.set()
@@ -105,9 +105,9 @@ FORWARD = ["stream", "tar"]
 
 
 def read_through(fault, read, faulty, url, options, tries, ends=ENDS):
-    """Read a dataset through a proxy with a fault in one shard, check how that ends, and return it.
+    """Read a dataset through a proxy with a fault in one shard, check the result, and return it.
 
-    ``tries`` has what is called instead of waiting for the next try.
+    ``tries`` has the functions to call instead of waiting before a retry.
     """
     rule = None
     if fault == "refused, then up":
@@ -116,7 +116,7 @@ def read_through(fault, read, faulty, url, options, tries, ends=ENDS):
     else:
         later = {}
         if "mid-" in fault and fault not in ("FIN mid-body", "RST mid-body") and read in FORWARD:
-            faulty.inject("FIN mid-body", path="*-000001.tar")  # else a stream asks once
+            faulty.inject("FIN mid-body", path="*-000001.tar")  # otherwise a stream makes one request
             later = {"skip": 0}
         rule = faulty.inject(fault, path="*-000001.tar", **later)
     if fault == "trickle":
@@ -128,7 +128,7 @@ def read_through(fault, read, faulty, url, options, tries, ends=ENDS):
     except ShardkitError as error:
         end, about = type(error), error.url
 
-    assert rule is None or fault.startswith("HEAD") or rule.hits  # nobody sends HEAD
+    assert rule is None or fault.startswith("HEAD") or rule.hits  # no reader sends HEAD
     assert about.startswith(url)
     if end is not None:
         assert issubclass(end, expected or ())

@@ -1,4 +1,4 @@
-"""PNG, TIFF and PNM files of every kind that can hold an array without loss, written here and by nobody's library."""
+"""PNG, TIFF and PNM files of every kind that can hold an array without loss, written without any library."""
 
 import struct
 import zlib
@@ -12,7 +12,7 @@ def chunk(kind, content):
 
 
 def _packed(rows, bits):
-    """Return rows of numbers as bytes, with the most significant first; each row begins with a byte of its own."""
+    """Return rows of numbers as bytes, with the most significant bit first; each row starts at a byte boundary."""
     if bits >= 8:
         flat = rows.reshape(len(rows), -1).astype(f">u{bits // 8}")
         return np.ascontiguousarray(flat).view(np.uint8).reshape(len(rows), -1)
@@ -43,10 +43,10 @@ def png_of(pixels, colour, bits, *, filters=(0,), interlaced=False, extra=b""):
     """Return a PNG.
 
     Args:
-        pixels: (height, width) or (height, width, channels), numbers of so many bits.
+        pixels: (height, width) or (height, width, channels), numbers of ``bits`` bits.
         colour: Its colour type: 0 grey, 2 RGB, 3 palette, 4 grey and alpha, 6 RGB and alpha.
-        bits: How many each number has.
-        filters: What the rows are filtered by, in turns.
+        bits: The number of bits of each number.
+        filters: The filters of the rows, in turns.
         interlaced: Whether it is stored in seven passes.
         extra: Chunks before the pixels.
     """
@@ -67,16 +67,16 @@ def png_of(pixels, colour, bits, *, filters=(0,), interlaced=False, extra=b""):
 
 
 def tiff_of(pixels, photometric=1, *, bits=None, order="<", deflated=False, planar=False, extra=None):
-    """Return a TIFF of one strip, or of one for each channel.
+    """Return a TIFF with one strip, or with one for each channel.
 
     Args:
         pixels: (height, width) or (height, width, channels), of any type of numbers.
         photometric: 1 for grey, 2 for RGB, 3 for a palette, 5 for CMYK.
-        bits: How many each number has, if they are fewer than its type has.
-        order: The order of bytes, "<" or ">".
+        bits: The number of bits of each number, if it is less than its type has.
+        order: The byte order, "<" or ">".
         deflated: Whether it is compressed.
-        planar: Whether the channels come one after the other.
-        extra: What the last channel is if it is no colour: 0 nobody knows, 1 alpha, multiplied, 2 alpha.
+        planar: Whether the channels are stored one after the other.
+        extra: The meaning of the last channel if it is not a colour: 0 unspecified, 1 premultiplied alpha, 2 alpha.
     """
     height, width = pixels.shape[:2]
     channels = pixels.shape[2] if pixels.ndim == 3 else 1
@@ -98,7 +98,7 @@ def tiff_of(pixels, photometric=1, *, bits=None, order="<", deflated=False, plan
         entries[338] = [extra]
     entries[339] = [kind] * channels
     magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
-    start = 8 + 2 + 12 * len(entries) + 4  # of what does not fit into the entries, after which the strips come
+    start = 8 + 2 + 12 * len(entries) + 4  # of the values that do not fit into the entries; the strips follow
     at = start + sum(4 * len(values) for values in entries.values() if len(values) > 1)
     for number, strip in enumerate(strips):
         entries[273][number] = at
@@ -118,9 +118,9 @@ def pnm_of(pixels, largest, *, is_plain=False, comment=b""):
 
     Args:
         pixels: (height, width) or (height, width, 3), numbers up to ``largest``.
-        largest: The number that is white, from 1 to 65535.
+        largest: The number for white, from 1 to 65535.
         is_plain: Whether numbers are written as text.
-        comment: Something between the numbers of the header, and of the text.
+        comment: The separator between the numbers of the header, and of the text.
     """
     magic = {(2, False): b"P5", (3, False): b"P6", (2, True): b"P2", (3, True): b"P3"}[pixels.ndim, is_plain]
     header = b"%s\n%s%d %d\n%s%d\n" % (magic, comment, pixels.shape[1], pixels.shape[0], comment, largest)

@@ -1,4 +1,4 @@
-"""A web server that says word for word what a test has written down, for answers that no real server gives."""
+"""A web server that sends a test's own bytes, for responses that no real server gives."""
 
 import contextlib
 import socket
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for: the first line, its parts, and the headers by their names in lower case."""
+    """A client's request: the first line, its parts, and the headers by their names in lower case."""
 
     target: str
     headers: dict
 
 
 def answer(status, body=b"", **headers):
-    """Return the bytes of an answer. A header is written as ``content_range=``; without a length one is added."""
+    """Return the bytes of a response. A header is passed as ``content_range=``; a missing Content-Length is added."""
     named = {name.replace("_", "-"): value for name, value in headers.items() if value is not None}
     if "content-length" not in named and "transfer-encoding" not in named and "content_length" not in headers:
         named["content-length"] = len(body)
@@ -24,15 +24,15 @@ def answer(status, body=b"", **headers):
 
 
 def part(content, start, stop, **headers):
-    """Return an answer that brings a part of some content."""
+    """Return a response with a part of some content."""
     return answer(206, content[start:stop], content_range=f"bytes {start}-{stop - 1}/{len(content)}", **headers)
 
 
 class Scripted:
-    """Gives its answers one after the other, each on a connection of its own unless it is kept, and the last for ever.
+    """Sends its responses in order, each on a connection of its own unless that is kept; the last one is repeated.
 
-    An answer is bytes, or a function of the request. ``None`` ends the connection without one. ``one_at_a_time`` lets
-    connections wait until the one before is closed; with ``tls``, a context, it is https.
+    A response is bytes or a function of the request. ``None`` closes the connection without a response.
+    ``one_at_a_time`` makes connections wait until the previous one is closed. With ``tls``, a context, it serves https.
     """
 
     def __init__(self, *answers, keeps=False, one_at_a_time=False, tls=None):

@@ -1,4 +1,4 @@
-"""What tests of several modules share."""
+"""Helpers that tests of several modules share."""
 
 import ctypes
 import io
@@ -34,7 +34,7 @@ def saved(image, form, **options):
     return file.getvalue()
 
 
-# Smooth colours with some noise, so that every format has something to do.
+# Smooth colours with some noise, so that the image is not trivial for any format.
 PHOTO = np.clip(np.add.outer(np.arange(40) * 3, np.arange(48) * 2)[:, :, None] + [0, 20, 40], 0, 255).astype(np.uint8)
 PHOTO[::3, ::5] ^= 21
 
@@ -58,18 +58,18 @@ arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=0, min_side=0, max_side=
 
 
 def examples(times):
-    """Return settings with so many times as many examples as the profile has, the nightly one too."""
+    """Return settings with a multiple of the profile's number of examples, also in the nightly profile."""
     return settings(max_examples=max(1, round(times * settings().max_examples)))
 
 
 def tar_of(members):
-    """Return a tar of (name, data) pairs, as shardkit writes it but for rules about names."""
+    """Return a tar of (name, data) pairs, as shardkit writes it, but without its rules about names."""
     parts = [member_header(name, len(data)) + data + bytes(padding(len(data))) for name, data in members]
     return b"".join(parts) + END_OF_ARCHIVE
 
 
 def round_trip(field, value):
-    """Return what is decoded from what a value is encoded to."""
+    """Return a value after encoding and decoding."""
     data = encode(field, value)
 
     assert isinstance(data, bytes)
@@ -77,12 +77,12 @@ def round_trip(field, value):
 
 
 def same_array(a, b):
-    """Return whether two arrays are equal to the bit, NaNs and zeros' signs included."""
+    """Return whether two arrays are equal to the last bit, including NaNs and the signs of zeros."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def peak_memory(function):
-    """Return how many bytes of Python's memory a function has taken at most."""
+    """Return the peak of Python's memory during a function call, in bytes."""
     tracemalloc.start()
     try:
         function()
@@ -93,7 +93,7 @@ def peak_memory(function):
 
 @contextmanager
 def started(command, **options):
-    """Start a program with pipes, in a group of its own; nothing of it outlives the test, however that ends."""
+    """Start a program with pipes, in a process group of its own, which ends with the test, however that ends."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, process_group=0, **pipes, **options) as process:
         try:
@@ -104,11 +104,11 @@ def started(command, **options):
 
 
 def fork_beside_threads(work, in_child):
-    """Fork twenty times while four threads work on and on; return the children's exit codes: 0 if all was well.
+    """Fork twenty times while four threads keep working; return the children's exit codes: 0 for success.
 
     Args:
-        work: What a thread does again and again, with a random generator of its own.
-        in_child: Called in a child with the fork's number; returns whether all is well.
+        work: Called repeatedly in each thread, with a random generator of its own.
+        in_child: Called in a child with the fork's number; returns whether the child succeeded.
     """
     stop = threading.Event()
 
@@ -127,7 +127,7 @@ def fork_beside_threads(work, in_child):
             code = 1
             try:
                 code = 0 if in_child(number) else 1
-            finally:  # also after an error, which would otherwise go on with the tests
+            finally:  # also after an error, or the child would continue with the tests
                 os._exit(code)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     stop.set()
@@ -138,9 +138,9 @@ def fork_beside_threads(work, in_child):
 
 @contextmanager
 def without_rights():
-    """Let this thread, and those that it starts, be bound by the permissions of files, also as root."""
+    """Make file permissions apply to this thread and the threads it starts, even if it runs as root."""
     libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)
-    rights = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    rights = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, each twice 32 bits
     assert libc.capget(header, rights) == 0
     fewer = (ctypes.c_uint32 * 6)(*rights)
     fewer[0] = fewer[3] = 0
@@ -152,7 +152,7 @@ def without_rights():
 
 
 def refuses(field, data, cause, decoder=DECODER):
-    """Check that data is refused for a cause, with little memory."""
+    """Check that data is refused for the given cause, and that this takes little memory."""
 
     def decode():
         with pytest.raises(CodecError, match=cause):
@@ -169,7 +169,7 @@ def assert_same_batch(ours, theirs):
 
 
 def assert_same_value(ours, theirs):
-    """Check that two values are the same to the bit and to the type, also those in them, and their order."""
+    """Check that two values, and the values in them, have the same bits, types and order."""
     assert type(ours) is type(theirs)
     if isinstance(ours, torch.Tensor):
         assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
@@ -188,7 +188,7 @@ def assert_same_value(ours, theirs):
 
 
 def misplace(dataset, field, part, value):
-    """Let the second shard's index say something else of its eighth sample's field: 0 its offset, 1 its size."""
+    """Change a field of the eighth sample in the second shard's index: 0 for its offset, 1 for its size."""
     rows = dataset._access.indexes.rows(1, 0)
     writable = tuple(array.copy() for array in rows.members[field])
     writable[part][7] = value

@@ -1,4 +1,4 @@
-"""The servers that other tests rely on do what those tests take for granted, and leave nothing behind."""
+"""The servers behave as other tests assume, and leave nothing behind."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ DATA = bytes(range(256)) * 4096
 
 @pytest.fixture
 def http():
-    """Provide a client that tries once and follows nothing."""
+    """Provide a client that neither retries nor follows redirects."""
     with urllib3.PoolManager(retries=False, timeout=60) as pool:
         yield pool
 
@@ -107,7 +107,7 @@ def test_nginx_can_be_killed_in_the_middle_of_a_response(nginx, http, proxy):
     assert http.request("GET", f"{faulty.url}/a.tar").data == DATA * 16
 
 
-# A session of pytest that says which processes it has started, and waits for its end.
+# A pytest session that prints the processes that it has started, and waits to be ended.
 SESSION = """
 import signal
 from multiprocessing.connection import wait
@@ -138,7 +138,7 @@ def test_no_server_outlives_pytest(tmp_path, ending):
         session.send_signal(ending)
         session.wait(60)
 
-        assert len(started) == 7  # nginx, moto, the proxies' program, three of Ceph's, and the watchdog
+        assert len(started) == 7  # nginx, moto, the proxies' program, three programs of Ceph, and the watchdog
         for descriptor in started:
             assert wait([descriptor], 60) == [descriptor]
 
@@ -304,5 +304,5 @@ def test_ceph_that_is_killed_in_the_middle_of_a_response_comes_back_with_what_it
         with pytest.raises(botocore.exceptions.BotoCoreError):
             reading.result()
         assert read_all(client, bucket) == DATA * 16
-    with ceph.client(read_timeout=15) as client:  # it would take 28 s to learn that a peer is gone for ever
+    with ceph.client(read_timeout=15) as client:  # Ceph would take 28 s to notice that a peer is gone for ever
         client.create_bucket(Bucket=f"{bucket}-2")

@@ -1,6 +1,6 @@
-"""Some of torchvision's v2, where torchvision cannot be imported: it is compiled for one build of torch each.
+"""A part of torchvision's v2, for when torchvision cannot be imported: each build of it needs one build of torch.
 
-They draw what its transforms draw, in the same way, from torch's global generator, and know its types of tensors.
+The transforms draw the same random numbers in the same way, from torch's global generator, and know its tensor types.
 """
 
 import types
@@ -16,7 +16,7 @@ class Mask(torch.Tensor):
     """A mask, (height, width)."""
 
     def __new__(cls, data):
-        """Return a mask of a tensor or an array."""
+        """Return a mask from a tensor or an array."""
         return torch.as_tensor(data).as_subclass(cls)
 
 
@@ -42,7 +42,7 @@ class _Transform(torch.nn.Module):
 
 
 class RandomCrop(_Transform):
-    """Cuts out a part of a size."""
+    """Cuts out a part of a given size."""
 
     def __init__(self, size):
         """Take the height and the width."""
@@ -50,7 +50,7 @@ class RandomCrop(_Transform):
         self.size = size
 
     def draw(self, height, width):
-        """Return where the part is."""
+        """Return the position of the part."""
         top = torch.randint(0, height - self.size[0] + 1, size=(1,)).item()
         return top, torch.randint(0, width - self.size[1] + 1, size=(1,)).item()
 
@@ -63,7 +63,7 @@ class RandomHorizontalFlip(_Transform):
     """Mirrors half of the time."""
 
     def draw(self, _height, _width):
-        """Return whether to."""
+        """Return whether to mirror."""
         return (torch.rand(1) < 0.5,)
 
     def change(self, value, mirrored):
@@ -75,7 +75,7 @@ class RandomErasing(_Transform):
     """Blackens a part."""
 
     def draw(self, height, width):
-        """Return which."""
+        """Return the part to blacken."""
         scale = torch.empty(1).uniform_(0.2, 0.8).item()
         return (*(torch.randint(0, side, size=(1,)).item() for side in (height, width)), scale)
 
@@ -87,7 +87,7 @@ class RandomErasing(_Transform):
 
 
 class ToDtype(_Transform):
-    """Makes numbers from 0 to 1 of bytes."""
+    """Converts bytes to numbers from 0 to 1."""
 
     def __init__(self, dtype, *, scale):
         """Take the type."""
@@ -104,15 +104,15 @@ class ToDtype(_Transform):
 
 
 class Compose(torch.nn.Module):
-    """Calls one after the other."""
+    """Calls transforms one after the other."""
 
     def __init__(self, transforms):
-        """Take them."""
+        """Take the transforms."""
         super().__init__()
         self.transforms = transforms
 
     def forward(self, inputs):
-        """Call them."""
+        """Call the transforms."""
         for transform in self.transforms:
             inputs = transform(inputs)
         return inputs

@@ -1,4 +1,4 @@
-"""Ceph's S3 gateway with all that it needs behind it: a monitor, and one store that keeps its objects in memory."""
+"""Ceph's S3 gateway with its backend: a monitor, and one store that keeps its objects in memory."""
 
 import uuid
 
@@ -56,7 +56,7 @@ rgw thread pool size = 64
 
 
 class Ceph(S3Server):
-    """An S3 server. ``kill`` and ``start`` are about the gateway: what has been stored stays."""
+    """An S3 server. ``kill`` and ``start`` affect only the gateway: stored objects stay."""
 
     def __init__(self, processes, home):
         super().__init__(processes, home)
@@ -64,20 +64,20 @@ class Ceph(S3Server):
         self.behind = []
 
     def start(self):
-        """Start it, or start the gateway again."""
+        """Start the server, or start its gateway again."""
         if not self.behind:
             self.make_cluster()
         self.run(self.with_conf("radosgw", "-f", "-n", "client.rgw"))
 
     def close(self):
-        """End it all."""
+        """End all programs."""
         super().close()
         for process in reversed(self.behind):
             self.processes.kill(process)
         self.mon_port.close()
 
     def make_cluster(self):
-        """Start what the gateway stores things in, and make its user."""
+        """Start the gateway's storage, and create its user."""
         home, fsid = self.home, str(uuid.uuid4())
         for folder in ("mon", "osd", "rgw"):
             (home / folder).mkdir()
@@ -85,7 +85,7 @@ class Ceph(S3Server):
         (home / "ceph.conf").write_text(CONF.format(home=home, fsid=fsid, **ports))
         address = f"[v1:127.0.0.1:{self.mon_port.number}]"
         self.do("monmaptool", "--create", "--fsid", fsid, "--addv", "a", address, home / "monmap")
-        # The monitor knows of its one store from the beginning, so that nobody has to tell it.
+        # The monitor knows its only store from the beginning, so that it need not be registered.
         self.do("osdmaptool", "--createsimple", "1", home / "osdmap")
         self.do("ceph-mon", "-i", "a", "--mkfs", "--monmap", home / "monmap", "--osdmap", home / "osdmap")
         self.put_behind("ceph-mon", "-i", "a", "-f", ready=self.mon_port.answers)

@@ -1,4 +1,4 @@
-"""HTTP as the proxy handles it: a request, the server's answer to it, and what may be done to its body on the way."""
+"""HTTP as the proxy handles it: a request, the server's response, and changes to the bodies on the way."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import struct
 from http import HTTPStatus
 
 BLOCK = 1 << 18
-CODES = {  # what S3 calls a status, where a rule does not say
+CODES = {  # S3's code for a status, unless a rule sets one
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
     403: "AccessDenied",
@@ -22,7 +22,7 @@ CODES = {  # what S3 calls a status, where a rule does not say
 
 
 class Broken(Exception):  # noqa: N818 - it is what was asked for
-    """A client's connection is to end here, in good order or by a reset."""
+    """Raised to end a client's connection here, cleanly or by a reset."""
 
     def __init__(self, *, reset=False):
         super().__init__()
@@ -51,12 +51,12 @@ async def read_head(reader):
 
 
 def head_bytes(first, headers):
-    """Return a head as it is sent."""
+    """Return the bytes of a head."""
     return "\r\n".join([first, *(f"{name}: {value}" for name, value in headers), "", ""]).encode("latin-1")
 
 
 def framing_of(headers, otherwise):
-    """Return how the end of a body is told: by "chunked", "length", or otherwise."""
+    """Return how the end of a body is marked: by "chunked", "length", or otherwise."""
     if "chunked" in headers.get("Transfer-Encoding").lower():
         return "chunked"
     return "length" if headers.get("Content-Length") else otherwise
@@ -80,7 +80,7 @@ async def read_body(reader, framing, length):
 
 
 async def read_exactly(reader, size):
-    """Yield size bytes as they come."""
+    """Yield ``size`` bytes as they arrive."""
     while size:
         data = await reader.read(min(size, BLOCK))
         if not data:
@@ -90,12 +90,12 @@ async def read_exactly(reader, size):
 
 
 def framed(data, framing):
-    """Return data as it is sent in a body."""
+    """Return data in the framing of a body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if framing == "chunked" else data
 
 
 async def interrupted(body, position, action):
-    """Yield a body; do something, which may raise, before its byte at a position, or at its end."""
+    """Yield a body; call a function, which may raise, before its byte at a position, or at its end."""
     async for data in body:
         if position is not None and position < len(data):
             yield data[:position]
@@ -110,7 +110,7 @@ async def interrupted(body, position, action):
 
 
 async def trickled(body, position, rate):
-    """Yield a body, so many bytes a second from a position on."""
+    """Yield a body, limited to this many bytes per second from a position on."""
     async for data in body:
         yield data[: max(0, position)]
         for byte in data[max(0, position) :]:
@@ -147,7 +147,7 @@ async def join(body):
 
 
 def end(writer, *, reset):
-    """End a connection: what was written is sent first, unless it is reset."""
+    """End a connection: written data is sent first, unless the connection is reset."""
     if reset:
         with contextlib.suppress(OSError):
             option = struct.pack("ii", 1, 0)
@@ -163,21 +163,21 @@ def middle(headers):
 
 
 class Answer:
-    """A response: its head, and its body as it comes from the server."""
+    """A response: its head, and its body as it arrives from the server."""
 
     def __init__(self, status, reason, headers, body, framing):
         self.status = status
         self.reason = reason
         self.headers = headers
         self.body = body
-        self.framing = framing  # "none" of a response that has no body
+        self.framing = framing  # "none" for a response without a body
 
     def position(self, after):
-        """Return a position in the body: the middle where none is given."""
+        """Return a position in the body: the middle if none is given."""
         return middle(self.headers) if after is None else after
 
     def reframe(self, framing):
-        """Tell the end of the body in another way."""
+        """Mark the end of the body in another way."""
         if self.framing != "none":
             self.framing = framing
             self.headers.set("Content-Length", None)
@@ -185,7 +185,7 @@ class Answer:
             self.headers.set("Connection", "close" if framing == "closed" else None)
 
     def resize(self, size, *, is_all):
-        """Say that the body has another size, and with ``is_all`` that the whole ends there."""
+        """Declare another size of the body, and with ``is_all`` that the whole object ends there."""
         self.headers.set("Content-Length", size)
         if match := re.fullmatch(r"bytes (\d+)-\d+/(\d+)", self.headers.get("Content-Range")):
             stop = int(match[1]) + size
@@ -193,7 +193,7 @@ class Answer:
 
 
 class Exchange:
-    """A request, and what becomes of it."""
+    """A request and its processing."""
 
     def __init__(self, connection, first, headers):
         self.connection = connection
@@ -219,12 +219,12 @@ class Exchange:
         }
 
     async def ask(self):
-        """Forward the request; return the answer."""
+        """Forward the request; return the response."""
         reader, self.upstream = await asyncio.open_connection(*self.listener.server, limit=1 << 20)
         self.upstream.write(head_bytes(self.first, self.headers))
         self.sending = asyncio.create_task(self.send_body())
         reading = asyncio.create_task(self.read_answer(reader))
-        # A server may answer before it has read all. Where the client breaks its request off, the server learns of it.
+        # A server may respond before it has read everything. If the client aborts its request, the server must notice.
         await asyncio.wait([self.sending, reading], return_when=asyncio.FIRST_COMPLETED)
         try:
             if self.sending.done():
@@ -234,7 +234,7 @@ class Exchange:
             reading.cancel()
 
     async def send_body(self):
-        """Forward the body; where the server takes no more, drop the rest."""
+        """Forward the body; if the server accepts no more, drop the rest."""
         self.connection.begin()
         async for data in self.body:
             self.entry["received"] += len(data)
@@ -247,7 +247,7 @@ class Exchange:
             self.upstream.write(framed(b"", "chunked"))
 
     async def read_answer(self, reader):
-        """Return the server's answer; "continue" goes to the client at once."""
+        """Return the server's response; "100 Continue" goes to the client at once."""
         while True:
             first, headers = await read_head(reader)
             status = int(first.split(" ")[1])
@@ -261,7 +261,7 @@ class Exchange:
         return Answer(status, first.split(" ", 2)[2], headers, body, framing)
 
     async def answer(self, answer):
-        """Send an answer to the client."""
+        """Send a response to the client."""
         if self.is_waiting_to_send():
             answer.headers.set("Connection", "close")
         self.last |= answer.framing == "closed" or answer.headers.get("Connection") == "close"
@@ -278,7 +278,7 @@ class Exchange:
             await self.connection.send(framed(b"", "chunked"))
 
     async def say(self, status, headers, content=None, code=None):
-        """Answer with a status and S3's error, or other content; what the client sends is read first."""
+        """Respond with a status and S3's error, or other content, after reading the client's body."""
         await self.drop_body()
         code = code or CODES.get(status, HTTPStatus(status).phrase.replace(" ", ""))
         content = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>" if content is None else content
@@ -287,15 +287,15 @@ class Exchange:
         await self.answer(Answer(status, HTTPStatus(status).phrase, headers, body, framing))
 
     def position(self, after):
-        """Return a position in the request's body: the middle where none is given."""
+        """Return a position in the request's body: the middle if none is given."""
         return middle(self.headers) if after is None else after
 
     def is_waiting_to_send(self):
-        """Return whether the client sends its body only when it is told to continue, and was not."""
+        """Return whether the client waits for "100 Continue" before sending its body, and has not got it."""
         return bool(self.headers.get("Expect")) and self.framing != "none" and not self.entry["received"]
 
     async def drop_body(self):
-        """Read the request's body, unless it has been forwarded or does not come."""
+        """Read the request's body, unless it has been forwarded or will not be sent."""
         if not self.sending and not self.is_waiting_to_send():
             await self.send_body()
 
@@ -306,13 +306,13 @@ class Exchange:
         raise Broken
 
     async def finish(self):
-        """Come to the end of the request; return whether its connection can have another."""
+        """Finish the request; return whether its connection can be used for another."""
         if self.sending and not self.last:
             await self.sending
         return not self.last
 
     def close(self):
-        """Leave the server; one that is not done with the request sees it broken off."""
+        """Close the connection to the server, which sees an unfinished request as aborted."""
         if self.sending:
             self.sending.cancel()
         if self.upstream:

@@ -1,26 +1,26 @@
 """Faults by name, and the proxy that injects them.
 
-``proxy`` (a fixture) makes a proxy before a server. The faults that networks and stores are known for have names::
+``proxy`` (a fixture) makes a proxy in front of a server. The well-known faults of networks and stores have names::
 
     faulty = proxy(nginx.url)
-    rule = faulty.inject("RST mid-body")             # befalls the next GET
+    rule = faulty.inject("RST mid-body")             # affects the next GET
     read(faulty.url + "/a.tar")
-    assert rule.hits == 1                            # it has happened
+    assert rule.hits == 1                            # the fault has happened
 
-What a name stands for (``READ_FAULTS``, ``UPLOAD_FAULTS``) can be changed, and a rule can be made of one of the kinds
-in ``kinds.py`` and of conditions (``Rule`` in ``proxy.py``)::
+A name stands for a rule (``READ_FAULTS``, ``UPLOAD_FAULTS``), whose parts can be changed. A rule can also be made from
+one of the kinds in ``kinds.py`` and conditions (``Rule`` in ``proxy.py``)::
 
     faulty.inject("503 once", path="*.parquet", times=None)     # for ever
-    faulty.inject("expired token", containing="OLDKEY")         # for those who still use it
+    faulty.inject("expired token", containing="OLDKEY")         # for requests that still use it
     faulty.rule("cut", method="GET", after=1000, skip=1, reset=True)
 
-The first rule that takes a request is followed. A rule takes one request, or as many as ``times`` says, None for all.
-``faulty.log()`` has every request. ``faulty.distance(rtt=0.03, rate=10e6, connections=16)`` makes it a server far away.
+The first rule that matches a request applies. A rule applies to one request, or to ``times`` requests; None means all.
+``faulty.log()`` has every request. ``faulty.distance(rtt=0.03, rate=10e6, connections=16)`` emulates a distant server.
 
-Not faults of a proxy: a host that does not exist (``nowhere.invalid``), a signed URL that has run out (``ceph`` refuses
-it), a server that is killed (``nginx.kill()``), a shard that was cut. Rules that change what a request asks for ("Range
-ignored", and "overwritten mid-read, If-Match ignored") break a signature that covers headers: use them before ``moto``,
-which checks none, or on signed URLs.
+These faults are not made by a proxy: a host that does not exist (``nowhere.invalid``), an expired signed URL (``ceph``
+refuses it), a killed server (``nginx.kill()``), a truncated shard. Rules that change a request's headers ("Range
+ignored", and "overwritten mid-read, If-Match ignored") break a signature that covers headers: use them with ``moto``,
+which checks no signature, or on signed URLs.
 """
 
 import http.client
@@ -119,7 +119,7 @@ FAULTS = READ_FAULTS | UPLOAD_FAULTS
 
 
 def tell(control, do, /, **arguments):
-    """Tell the proxy's program to do something; return what it says."""
+    """Send a command to the proxy's program; return its result."""
     with closing(http.client.HTTPConnection("127.0.0.1", control, timeout=120)) as connection:
         connection.request("POST", "/", json.dumps([do, arguments]))
         response = connection.getresponse()
@@ -139,7 +139,7 @@ class InjectedRule:
 
     @property
     def hits(self):
-        """How many requests it has befallen."""
+        """The number of requests that it has affected."""
         return tell(self.control, "hits", rule=self.number)
 
     def wait(self):
@@ -147,12 +147,12 @@ class InjectedRule:
         tell(self.control, "held", rule=self.number)
 
     def release(self):
-        """Let a held request go on."""
+        """Let a held request continue."""
         tell(self.control, "release", rule=self.number)
 
 
 class FaultProxy:
-    """A proxy before a server. Can be pickled, and used by any process while the test runs."""
+    """A proxy in front of a server. It can be pickled, and used by any process while the test runs."""
 
     def __init__(self, control, server):
         self.control = control
@@ -160,7 +160,7 @@ class FaultProxy:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def inject(self, fault, **changes):
-        """Add the rule that a name stands for; "refused, then up" begins at once and has no rule."""
+        """Add the rule of a name; "refused, then up" begins at once and has no rule."""
         return self.rule(**FAULTS[fault] | changes)
 
     def rule(self, kind, **rule):
@@ -174,19 +174,19 @@ class FaultProxy:
         return self.rule(**{"method": "GET", "kind": "hold", "after": after} | rule)
 
     def clear(self):
-        """Remove all rules, let go on what they hold, and forget the log."""
+        """Remove all rules, release the requests that they hold, and clear the log."""
         tell(self.control, "clear", port=self.port)
 
     def log(self):
-        """Return a dict for each request, in their order; see ``Exchange``. Right from what a client has seen on."""
+        """Return a dict for each request, in order; see ``Exchange``. All that a client has seen is in it."""
         return tell(self.control, "log", port=self.port)
 
     def connections(self):
-        """Return how many connections there are, and the most that there were at the same time."""
+        """Return the number of connections, and the most that were open at the same time."""
         return tell(self.control, "connections", port=self.port)
 
     def distance(self, *, rtt=0.0, rate=None, connections=None):
-        """Be far away: a round trip's seconds, bytes a second of each connection, connections served at a time."""
+        """Emulate a distance: seconds per round trip, bytes per second and connection, connections served at a time."""
         tell(self.control, "distance", port=self.port, rtt=rtt, rate=rate, connections=connections)
 
     def refuse(self, *, seconds=None):
@@ -198,5 +198,5 @@ class FaultProxy:
         tell(self.control, "listen", port=self.port)
 
     def close(self):
-        """End it."""
+        """End the proxy."""
         tell(self.control, "close", port=self.port)

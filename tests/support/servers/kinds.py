@@ -1,7 +1,7 @@
-"""The kinds of faults: what becomes of a request that a rule of the proxy takes.
+"""The kinds of faults: how the proxy handles a request that matches a rule.
 
-Each has the exchange, the rule, and the rule's arguments. A position (``after``, ``at``) counts bytes of the body of
-this request or response, and is its middle where none is given.
+Each function takes the exchange, the rule and the rule's arguments. A position (``after``, ``at``) counts bytes of the
+body of this request or response; the default is the middle.
 """
 
 import gzip as gzip_module
@@ -14,7 +14,7 @@ OTHER_BYTES = bytes(byte ^ 0x55 for byte in range(256))
 
 
 async def cut(x, _rule, *, after=None, reset=False, framing=None):
-    """End the response's body early; its end may be told by "chunked" or only by the connection, "closed"."""
+    """End the response's body early; its end may be marked by "chunked", or only by the connection, "closed"."""
     answer = await x.ask()
     position = answer.position(after)
     if framing:
@@ -28,7 +28,7 @@ async def cut(x, _rule, *, after=None, reset=False, framing=None):
 
 
 async def frame(x, _rule, *, framing):
-    """Tell the end of the response by "chunked", or only by the connection, "closed"."""
+    """Mark the end of the response by "chunked", or only by the connection, "closed"."""
     answer = await x.ask()
     answer.reframe(framing)
     await x.answer(answer)
@@ -45,27 +45,27 @@ async def hold(x, rule, *, after=None):
 
 
 async def stall(x, _rule, *, after=None):
-    """Say nothing more in the middle of the response's body, until the client has gone."""
+    """Stop sending in the middle of the response's body, until the client disconnects."""
     answer = await x.ask()
     answer.body = interrupted(answer.body, answer.position(after), x.client_has_gone)
     await x.answer(answer)
 
 
 async def silence(x, _rule):
-    """Take the request and say nothing, until the client has gone."""
+    """Read the request and send nothing, until the client disconnects."""
     await x.drop_body()
     await x.client_has_gone()
 
 
 async def trickle(x, _rule, *, after=None, rate=1):
-    """Send so many bytes a second from some position on."""
+    """Send this many bytes per second from a position on."""
     answer = await x.ask()
     answer.body = trickled(answer.body, answer.position(after), rate)
     await x.answer(answer)
 
 
 async def drop(x, _rule, *, reset=False, forwarded=False):
-    """End the connection without an answer; if forwarded, the server has done what was asked."""
+    """End the connection without a response; if forwarded, the server has executed the request."""
     if forwarded:
         await join((await x.ask()).body)
     else:
@@ -74,20 +74,20 @@ async def drop(x, _rule, *, reset=False, forwarded=False):
 
 
 async def status(x, _rule, *, status, code=None, headers=None, forwarded=False):
-    """Answer with a status and S3's error; if forwarded, the server has done what was asked."""
+    """Respond with a status and S3's error; if forwarded, the server has executed the request."""
     if forwarded:
         await join((await x.ask()).body)
     await x.say(status, headers or {}, code=code)
 
 
 async def redirect(x, _rule, *, status, to=""):
-    """Send the client to the same path at another server, or to this one again."""
+    """Redirect the client to the same path at another server, or to this one again."""
     to = to or f"http://{x.headers.get('Host')}"
     await x.say(status, {"Location": f"{to.format(port=x.listener.port)}{x.target}"})
 
 
 async def edit(x, _rule, *, without=(), headers=None):
-    """Leave out headers of the request, and replace some of the response."""
+    """Remove headers of the request, and replace headers of the response."""
     for name in without:
         x.headers.set(name, None)
     answer = await x.ask()
@@ -97,7 +97,7 @@ async def edit(x, _rule, *, without=(), headers=None):
 
 
 async def wrong_range(x, _rule, *, shift=1, total=None):
-    """Say that the bytes are others than they are: shifted, or of a whole of another size."""
+    """Declare a wrong range of bytes: a shifted one, or one of an object of another size."""
     answer = await x.ask()
     if answer.status == 206:
         first, last, size = map(int, re.findall(r"\d+", answer.headers.get("Content-Range")))
@@ -106,7 +106,7 @@ async def wrong_range(x, _rule, *, shift=1, total=None):
 
 
 async def short(x, _rule, *, after=None, is_all=False):
-    """End the body early, with headers that agree; with ``is_all`` they say that the whole ends there."""
+    """End the body early, with matching headers; with ``is_all`` they say that the whole object ends there."""
     answer = await x.ask()
     position = answer.position(after)
     answer.resize(position, is_all=is_all)
@@ -116,13 +116,13 @@ async def short(x, _rule, *, after=None, is_all=False):
 
 
 async def empty(x, _rule):
-    """Answer 200 and nothing."""
+    """Respond with status 200 and an empty body."""
     await x.drop_body()
     await x.say(200, {}, content="")
 
 
 async def long(x, _rule, *, extra=100):
-    """Send more bytes than were asked for; Content-Length agrees."""
+    """Send more bytes than were requested, with a matching Content-Length."""
     answer = await x.ask()
     answer.headers.set("Content-Length", int(answer.headers.get("Content-Length")) + extra)
     answer.body = only(await join(answer.body), bytes(extra))
@@ -130,7 +130,7 @@ async def long(x, _rule, *, extra=100):
 
 
 async def gzip(x, _rule):
-    """Compress the body though nobody asked for it."""
+    """Compress the body although the client did not request it."""
     answer = await x.ask()
     body = gzip_module.compress(await join(answer.body))
     answer.headers.set("Content-Encoding", "gzip")
@@ -140,7 +140,7 @@ async def gzip(x, _rule):
 
 
 async def overwritten(x, _rule, *, if_match=True, etag=OTHER_VERSION):
-    """Be another version of the object, of the same size; without ``if_match`` as a server that ignores If-Match."""
+    """Serve another version of the object with the same size; without ``if_match``, act as if If-Match was ignored."""
     pinned = x.headers.get("If-Match")
     if if_match and pinned not in {"", etag}:
         await x.say(412, {})
@@ -167,7 +167,7 @@ async def flip_upload(x, _rule, *, at=None):
 
 
 async def cut_upload(x, _rule, *, after=None, reset=True):
-    """End the connection in the middle of the request's body; the server sees that, too."""
+    """End the connection in the middle of the request's body; the server's connection ends, too."""
 
     async def break_off():
         raise Broken(reset=reset)

@@ -1,4 +1,4 @@
-"""Programs that tests start: each ends with pytest, however that ends, and has a port that nobody else takes."""
+"""Programs that tests start: each ends with pytest, however pytest ends, and has a port that no other program takes."""
 
 import os
 import shutil
@@ -13,9 +13,9 @@ READY_SECONDS = 60  # far more than any server takes, also on a busy machine
 
 
 class Processes:
-    """Starts programs, and ends them in good order by ``close``; a watchdog ends them where pytest has been killed.
+    """Starts programs, and ends them cleanly in ``close``; a watchdog ends them if pytest was killed.
 
-    Safe to use from any thread. A process that was forked from this one must leave it alone.
+    It is thread-safe. A process that was forked from this one must not use it.
     """
 
     def __init__(self):
@@ -27,9 +27,9 @@ class Processes:
         )
 
     def start(self, command, log):
-        """Return a running program; what it says is added to the file ``log``. No setting of Python's is handed on."""
+        """Start a program and return it; its output goes to the end of ``log``. Python's settings are not inherited."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        environment["PATH"] += ":/usr/sbin"  # nginx is there, and not every user has it on PATH
+        environment["PATH"] += ":/usr/sbin"  # nginx is there, and not every user has that folder on PATH
         if not shutil.which(command[0], path=environment["PATH"]):
             message = f"{command[0]} is not installed; scripts/test installs what tests need"
             raise RuntimeError(message)
@@ -40,7 +40,7 @@ class Processes:
                 stdout=file,
                 stderr=file,
                 env=environment,
-                cwd=ROOT,  # where programs of ours find tests.support.servers
+                cwd=ROOT,  # so that the tests' own programs find tests.support.servers
                 start_new_session=True,
             )
         self._tell(f"+{process.pid}")
@@ -48,7 +48,7 @@ class Processes:
         return process
 
     def run(self, command, log):
-        """Run a program to its end; fail with what it said unless it succeeds."""
+        """Run a program to its end; fail with its output unless it succeeds."""
         process = self.start(command, log)
         process.wait(READY_SECONDS)
         self.kill(process)
@@ -56,7 +56,7 @@ class Processes:
             fail(process, log)
 
     def kill(self, process):
-        """End a program as ``kill -9`` does, and wait until it is gone."""
+        """End a program like ``kill -9``, and wait until it has ended."""
         if process in self.running:
             self.running.remove(process)
             process.kill()
@@ -75,10 +75,10 @@ class Processes:
 
 
 class Port:
-    """A free port of this machine's own network, kept for a server that may come and go.
+    """A free port of this machine's loopback network, reserved for a server that may stop and start.
 
-    A socket that is bound and does not listen keeps it: the system gives the port to nobody else, a server that allows
-    addresses to be used again (they all do) can listen there, and while none does, connections are refused.
+    A socket that is bound and does not listen reserves it. The system gives the port to no other program, a server that
+    allows address reuse (they all do) can listen there, and while none listens, connections are refused.
     """
 
     def __init__(self):
@@ -88,7 +88,7 @@ class Port:
         self.number = self.socket.getsockname()[1]
 
     def answers(self):
-        """Return whether a server listens."""
+        """Return whether a server listens on the port."""
         try:
             socket.create_connection(("127.0.0.1", self.number), timeout=READY_SECONDS).close()
         except ConnectionRefusedError:
@@ -96,18 +96,18 @@ class Port:
         return True
 
     def close(self):
-        """Give the port back."""
+        """Release the port."""
         self.socket.close()
 
 
 def wait_until(is_ready, process, log):
-    """Wait until a server that was started is ready; fail with what it said if it ends or takes too long."""
+    """Wait until a started server is ready; fail with its output if it ends or takes too long."""
     ended = os.pidfd_open(process.pid)
     try:
         for _ in range(READY_SECONDS * 100):
             if is_ready():
                 return
-            if wait([ended], 0.01):  # select would take none above 1023
+            if wait([ended], 0.01):  # select does not support descriptors above 1023
                 break
     finally:
         os.close(ended)
@@ -115,7 +115,7 @@ def wait_until(is_ready, process, log):
 
 
 def fail(process, log):
-    """Raise an error that has what a program said."""
+    """Raise an error with a program's output."""
     status = process.poll()
     state = "is not ready" if status is None else f"has ended with {status}"
     said = Path(log).read_text(errors="replace")[-4000:]

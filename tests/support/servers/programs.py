@@ -40,7 +40,7 @@ http {{
 
 @dataclass(frozen=True)
 class Request:
-    """A request that nginx has answered. ``sent`` is bytes of the body; ``range`` is empty where there was none."""
+    """A request that nginx has answered. ``sent`` is the body's bytes; ``range`` is empty if there was none."""
 
     method: str
     path: str
@@ -51,7 +51,7 @@ class Request:
 
 
 class Server:
-    """A program that listens at a port, can be killed, and started again at the same one."""
+    """A program that listens on a port, and can be killed and started again on the same port."""
 
     def __init__(self, processes, home):
         self.processes = processes
@@ -72,7 +72,7 @@ class Server:
         return self.port.answers()
 
     def kill(self):
-        """End the program as ``kill -9`` does."""
+        """End the program like ``kill -9``."""
         self.processes.kill(self.process)
 
     def close(self):
@@ -93,7 +93,7 @@ class Server:
 
 
 class Nginx(Server):
-    """A web server, whose own files are in ``home``; ``folder`` is what it serves."""
+    """A web server whose own files are in ``home``; it serves ``folder``."""
 
     user, password = "reader", "correct horse"
 
@@ -116,9 +116,9 @@ class Nginx(Server):
         self.run(["nginx", "-p", self.home, "-c", self.home / "nginx.conf", "-e", "stderr"])
 
     def requests(self):
-        """Return the requests that it has answered, in the order in which it has come to the end of each."""
+        """Return the requests that it has answered, in the order in which it finished them."""
         if self.process.poll() is None:
-            # It does one thing at a time, so what it did before it answers this has been written.
+            # It handles one request at a time, so all requests before this one are in the log.
             get(self.url, "/.log-is-written")
         lines = (self.home / "access.log").read_text().splitlines()
         return [Request(**json.loads(line)) for line in lines]
@@ -136,14 +136,14 @@ class S3Server(Server):
 
     @functools.cached_property
     def session(self):
-        """boto3's session; its second client is made much quicker than the first."""
+        """boto3's session; creating its second client is much faster than creating the first."""
         import boto3
 
         return boto3.session.Session(self.key, self.secret, region_name=self.region)
 
     @contextlib.contextmanager
     def client(self, url=None, **options):
-        """Provide boto3's client: one that tries once, and checks nothing that it need not.
+        """Provide a client of boto3 that does not retry, and makes only the necessary checks.
 
         ``url`` may be that of a proxy; ``options`` are those of botocore's Config.
         """
@@ -168,7 +168,7 @@ class S3Server(Server):
         return name
 
     def is_ready(self):
-        """Return whether it answers requests."""
+        """Return whether the server answers requests."""
         try:
             return get(self.url, "/") == 200
         except OSError:
@@ -179,12 +179,12 @@ class Moto(S3Server):
     """moto's server: S3 in memory."""
 
     def start(self):
-        """Start it, or start it again with nothing in it."""
+        """Start it, or start it again, empty."""
         self.run([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", self.port.number])
 
 
 class Proxies(Server):
-    """The program that all proxies of a process of pytest are in."""
+    """The program that runs all proxies of a process of pytest."""
 
     def start(self):
         """Start it."""

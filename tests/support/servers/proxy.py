@@ -1,10 +1,10 @@
-"""A program: HTTP proxies before servers, which inject faults and emulate a distance. ``faults.py`` drives it.
+"""A program of HTTP proxies that inject faults and emulate distant servers. ``faults.py`` controls it.
 
-A request is forwarded as it came, with its Host and its signature, and so is the response, unless a rule says
-otherwise. Each connection of a client is served by one task; each request has a connection of its own to the server.
+Requests, with their Host and signature, and responses are forwarded unchanged, unless a rule says otherwise. Each
+connection of a client is served by one task; each request has a connection of its own to the server.
 
-The program is told what to do at a port of its own, its one argument: a POST has the name of a method of ``Control``
-and its arguments, as JSON, and is answered with what that returns.
+The program takes commands on a control port, which is its only argument: a POST has the name of a method of ``Control``
+and its arguments, as JSON, and the response has the method's result.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.support.servers.kinds import KINDS
 
 
 class Rule:
-    """Which requests a fault befalls: those that all conditions hold for, but the first ``skip``, and then ``times``.
+    """The requests that a fault affects: ``times`` of those that match all conditions, after the first ``skip``.
 
     ``query`` and ``containing`` are parts of the request's query and of its whole head.
     """
@@ -59,7 +59,7 @@ class Rule:
         inspect.signature(KINDS[kind]).bind(None, None, **arguments)
 
     def takes(self, x):
-        """Return whether a request is to have this fault, and count it."""
+        """Return whether a request gets this fault, and count it."""
         url = urlsplit(x.target)
         asked = x.headers.get("Range")
         conditions = [
@@ -94,23 +94,23 @@ class Connection:
         self.number = number
         self.reader = reader
         self.writer = writer
-        self.clear_at = 0.0  # when all that was sent so far has passed
-        writer.transport.set_write_buffer_limits(high=0)  # what was sent is on its way, whatever comes then
+        self.clear_at = 0.0  # when all data sent so far has passed
+        writer.transport.set_write_buffer_limits(high=0)  # sent data is on its way, whatever happens next
 
     @property
     def step(self):
-        """Bytes that are sent at once: at most what passes in five milliseconds."""
+        """The number of bytes to send at once: at most what passes in five milliseconds."""
         return min(BLOCK, int(self.listener.rate / 200) + 1) if self.listener.rate else BLOCK
 
     def begin(self):
-        """Begin a body: time in which nothing was sent does not count."""
+        """Begin a body: idle time before it does not count."""
         self.clear_at = max(self.clear_at, asyncio.get_running_loop().time())
 
     async def pace(self, size):
-        """Wait until so many bytes more have passed at the connection's rate."""
+        """Wait until this many more bytes have passed at the connection's rate."""
         if self.listener.rate:
             now = asyncio.get_running_loop().time()
-            # Timers are late by a millisecond or so; that is made up for, and a client that was slow itself is not.
+            # Timers are late by about a millisecond. This is compensated, but delays caused by a slow client are not.
             self.clear_at = max(self.clear_at, now - 0.02) + size / self.listener.rate
             await asyncio.sleep(self.clear_at - now)
 
@@ -121,7 +121,7 @@ class Connection:
 
     async def serve(self):
         """Answer requests until the connection ends."""
-        distance = 2 * self.listener.rtt  # the first request has waited for the connection to be made
+        distance = 2 * self.listener.rtt  # the first request also waits for the connection to be made
         while True:
             first, headers = await read_head(self.reader)
             await asyncio.sleep(distance)
@@ -130,7 +130,7 @@ class Connection:
                 return
 
     async def serve_one(self, x):
-        """Answer a request; return whether the connection can have another."""
+        """Answer a request; return whether the connection can be used for another."""
         self.listener.log.append(x.entry)
         rule = next((rule for rule in self.listener.rules if rule.takes(x)), None)
         try:
@@ -145,7 +145,7 @@ class Connection:
 
 
 class Listener:
-    """A proxy before one server."""
+    """A proxy in front of one server."""
 
     def __init__(self, server):
         url = urlsplit(server)
@@ -156,14 +156,14 @@ class Listener:
         self.open = self.most = 0
         self.tasks = set()
         self.listening = None
-        self.kept = socket.socket()  # it keeps the port while nobody listens there
+        self.kept = socket.socket()  # it reserves the port while the proxy does not listen
         self.kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.kept.bind(("127.0.0.1", 0))
         self.port = self.kept.getsockname()[1]
         self.set_distance()
 
     def set_distance(self, rtt=0.0, rate=None, connections=None):
-        """Emulate a round trip in seconds, bytes a second of each connection, and a most number of connections."""
+        """Emulate seconds per round trip, bytes per second of each connection, and a limit on connections."""
         self.rtt = rtt
         self.rate = rate
         self.slots = asyncio.Semaphore(connections) if connections else contextlib.nullcontext()
@@ -174,7 +174,7 @@ class Listener:
         self.listening = await asyncio.start_server(self.accept, **port)
 
     def refuse(self):
-        """Refuse connections, and reset those that there are."""
+        """Refuse connections, and reset the existing ones."""
         if self.listening:
             self.listening.close()
         for task in self.tasks:
@@ -198,14 +198,14 @@ class Listener:
         except asyncio.IncompleteReadError as error:
             how["reset"] = bool(error.partial)
         except (OSError, asyncio.CancelledError):
-            how["reset"] = True  # the server has gone, or the client, or this proxy refuses all
+            how["reset"] = True  # the server or the client has gone, or this proxy refuses connections
         finally:
             self.tasks.discard(task)
             end(writer, **how)
 
 
 class Control:
-    """What the program can be told."""
+    """The program's commands."""
 
     def __init__(self):
         self.listeners = {}
@@ -213,7 +213,7 @@ class Control:
         self.numbers = itertools.count(1)
 
     async def open(self, server):
-        """Make a proxy before a server; return its port, by which it is called from then on."""
+        """Make a proxy in front of a server; return its port, which identifies it from then on."""
         listener = Listener(server)
         await listener.listen()
         self.listeners[listener.port] = listener
@@ -226,14 +226,14 @@ class Control:
         listener.kept.close()
 
     async def rule(self, port, **rule):
-        """Add a rule; the first that takes a request is followed. Return its number."""
+        """Add a rule and return its number; the first rule that matches a request applies."""
         number = next(self.numbers)
         self.rules[number] = Rule(**rule)
         self.listeners[port].rules.append(self.rules[number])
         return number
 
     async def clear(self, port):
-        """Remove all rules, let go on what they hold, and forget the log."""
+        """Remove all rules, release the requests that they hold, and clear the log."""
         listener = self.listeners[port]
         for rule in listener.rules:
             rule.released.set()
@@ -241,7 +241,7 @@ class Control:
         listener.log.clear()
 
     async def hits(self, rule):
-        """Return how many requests have had a rule's fault."""
+        """Return the number of requests that a rule has affected."""
         return self.rules[rule].hits
 
     async def held(self, rule):
@@ -249,15 +249,15 @@ class Control:
         await self.rules[rule].held.wait()
 
     async def release(self, rule):
-        """Let what the rule holds, and will hold, go on."""
+        """Let the requests that the rule holds, now and later, continue."""
         self.rules[rule].released.set()
 
     async def log(self, port):
-        """Return what is known of each request."""
+        """Return the record of each request."""
         return self.listeners[port].log
 
     async def connections(self, port):
-        """Return how many connections are served now, and the most that were at the same time."""
+        """Return the number of connections served now, and the most that were served at the same time."""
         return [self.listeners[port].open, self.listeners[port].most]
 
     async def distance(self, port, **distance):
@@ -275,7 +275,7 @@ class Control:
         await self.listeners[port].listen()
 
     async def answer(self, reader, writer):
-        """Do what one request tells."""
+        """Execute the command in one request."""
         with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             _, headers = await read_head(reader)
             do, arguments = json.loads(await reader.readexactly(int(headers.get("Content-Length"))))

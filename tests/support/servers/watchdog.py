@@ -1,7 +1,7 @@
 """A program that outlives pytest by a moment: it ends the servers of a pytest that was killed.
 
-On its standard input it is told of each server that starts, ``+PID``, and ends, ``-PID``. It holds descriptors of
-processes, so it never ends another one that has got the same number since.
+Its standard input has a line for each server that starts, ``+PID``, and ends, ``-PID``. It holds descriptors of
+processes, so it never ends a later process with the same number.
 """
 
 import os
@@ -11,10 +11,10 @@ import sys
 
 
 def main(owner):
-    """Kill what the process with the id ``owner`` has left running, once that has ended, whatever way."""
+    """Wait until the process with the id ``owner`` has ended, for any reason, and kill what it left running."""
     owner_ended, told = os.pidfd_open(owner), sys.stdin.fileno()
     watched = {}
-    # The pipe alone would not do: its other end may live on in processes that the owner has forked.
+    # The pipe alone is not enough: its other end may stay open in processes that the owner has forked.
     while told in select.select([owner_ended, told], [], [])[0]:
         lines = os.read(told, 1 << 16)
         if not lines:
@@ -29,7 +29,7 @@ def main(owner):
 
 
 def note(watched, sign, pid):
-    """Watch a process, or do so no longer."""
+    """Watch a process, or stop watching it."""
     if sign == "-":
         os.close(watched.pop(pid))
         return
