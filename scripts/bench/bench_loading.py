@@ -75,7 +75,7 @@ from loading.peers import OWN, PEERS, Peer
 from loading.rounds import child_environment, measure_rounds, summarise
 from loading.tables import classic_tables, task_table
 
-_INPUT, _CLASSIC_INPUT = (4000, 200_000), (1500, 100)  # images, and small samples, which --classic hardly needs
+_INPUT, _CLASSIC_INPUT = (4000, 200_000), (1500, 100)  # images, and small samples, which --classic does not need
 _WORK = Path(tempfile.gettempdir(), "shardkit-bench-loading")
 
 

@@ -107,9 +107,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--only", nargs="+", default=[], help="measure only names that contain one of these")
     parser.add_argument(
-        "--tasks", nargs="+", choices=parts.TASKS, default=list(parts.TASKS), help="tasks of the part near"
+        "--tasks", nargs="+", choices=parts.TASKS, default=list(parts.TASKS), help="tasks for the part near"
     )
-    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4, 16], help="numbers of the part far")
+    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4, 16], help="numbers for the part far")
     parser.add_argument("--images", type=int, default=1500)
     parser.add_argument("--megabytes", type=int, default=256, help="size of the file")
     parser.add_argument("--shards", type=int, default=1000, help="number of shards of the larger dataset")

@@ -132,7 +132,7 @@ def read_file(bench: Bench) -> dict[str, Runs]:
 
 
 def read_far(bench: Bench, connections: Sequence[int]) -> dict[str, Runs]:
-    """Measure reading blocks from the distant server over 1 to 16 connections, by a raw socket and by shardkit."""
+    """Measure reading distant blocks over each number of connections, by a raw socket and by shardkit."""
     large = bench.inputs.large
     path = (large / "large").relative_to(bench.servers.folder)
     runs = {}
