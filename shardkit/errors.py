@@ -4,16 +4,16 @@
 
     ShardkitError
     ├── ArgumentError            an argument is wrong (also a ValueError)
-    ├── ShardError               the bytes of a shard are not what they should be
+    ├── ShardError               a shard is damaged
     │   └── TruncatedShardError  ... because they end too early
-    ├── SampleError              a sample cannot be written as it is
+    ├── SampleError              a sample is not valid or cannot be found
     ├── CodecError               a field cannot be encoded or decoded
-    ├── SourceError              what is to be packed is missing, unreadable or has changed
-    ├── StorageError             files cannot be read or written where they are (also an OSError)
-    │   ├── MissingFileError     ... because there is none of that name (also a FileNotFoundError)
+    ├── SourceError              the data to be packed is missing, unreadable or has changed
+    ├── StorageError             a file cannot be read or written (also an OSError)
+    │   ├── MissingFileError     ... because it does not exist (also a FileNotFoundError)
     │   ├── NotAFolderError      ... because a folder is needed and a file is there (also a NotADirectoryError)
     │   ├── AccessError          ... because it is not allowed (also a PermissionError)
-    │   ├── ChangedFileError     ... because they were replaced while they were being read
+    │   ├── ChangedFileError     ... because it was replaced while it was being read
     │   └── NoListingError       ... because the storage does not list its folders
     ├── DatasetError             a manifest, an index or a directory of shards is not usable
     │   ├── DatasetExistsError   ... because another dataset is in the way
@@ -21,7 +21,7 @@
     │   └── IncompleteDatasetError  ... because shards or indexes are missing (also a MissingFileError)
     ├── StateError               a loader's state is of another dataset, order or version
     ├── WorkerError              a worker process has died
-    ├── TooManySkippedError      more was skipped than ``max_skipped`` allows
+    ├── TooManySkippedError      more samples were skipped than ``max_skipped`` allows
     └── MissingExtraError        an optional dependency is needed (also an ImportError)
 
 Failures of the operating system (no such file, no permission, a full disk) are a ``StorageError`` too, which is an
@@ -40,8 +40,8 @@ from collections.abc import Set as AbstractSet
 from os import PathLike, fsencode, fspath
 from typing import Any, SupportsIndex
 
-_USER = re.compile(r"(?<=://)[^\s/?#]*@")  # up to the last @, as a password may have some
-# Possessive, so that the time is linear in the length of the text.
+_USER = re.compile(r"(?<=://)[^\s/?#]*@")  # up to the last @, as a password may contain more of them
+# The quantifiers are possessive, so the time is linear in the length of the text.
 _QUERY = re.compile(r"(https?://[^\s?#]*+)(?:\?(?!\.\.\.)([^\s#'\"]*+))?", re.IGNORECASE)
 _AFTER_URL = ",;:.)]}"
 
@@ -92,11 +92,11 @@ class ArgumentError(ShardkitError, ValueError):
 
 
 class ShardError(ShardkitError):
-    """The bytes of a shard are not what they should be. No sample after ``offset`` was yielded from it."""
+    """A shard is damaged. No sample after ``offset`` was yielded from it."""
 
 
 class TruncatedShardError(ShardError):
-    """A shard ends before its end-of-archive mark. Whole samples before the cut may have been yielded."""
+    """A shard ends before its end-of-archive mark. Complete samples before the cut may have been yielded."""
 
 
 class SampleError(ShardkitError):
@@ -108,14 +108,15 @@ class CodecError(ShardkitError):
 
 
 class SourceError(ShardkitError):
-    """What is to be packed is missing, unreadable, or not what it was when the pack began."""
+    """The data to be packed is missing, unreadable, or has changed since the pack began."""
 
 
 class StorageError(ShardkitError, OSError):
-    """Files cannot be read or written where they are, whatever was tried. What was read is right.
+    """A file cannot be read or written, even after retries. All data read before the error is right.
 
     Attributes:
-        errno: What the operating system calls the failure, as ``errno.ENOSPC``; None if it is not one of its.
+        errno: The operating system's number for the failure, such as ``errno.ENOSPC``; None if the failure is not one
+            of the operating system's.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,7 +124,7 @@ class StorageError(ShardkitError, OSError):
 
 
 class MissingFileError(StorageError, FileNotFoundError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 class NotAFolderError(StorageError, NotADirectoryError):
@@ -135,15 +136,15 @@ class AccessError(StorageError, PermissionError):
 
 
 class ChangedFileError(StorageError):
-    """A file was replaced while it was being read. Nothing of the new one was mixed with the old one."""
+    """A file was replaced while it was being read. No data of the new file was mixed with the old one."""
 
 
 class NoListingError(StorageError):
-    """The storage does not list its folders. Files that are named can be read."""
+    """The storage cannot list its folders. Files whose names are given can be read."""
 
 
 class DatasetError(ShardkitError):
-    """A manifest, an index or a directory of shards is not usable as it is."""
+    """A manifest, an index or a directory of shards is not usable."""
 
 
 class DatasetExistsError(DatasetError):
@@ -151,11 +152,11 @@ class DatasetExistsError(DatasetError):
 
 
 class UnfinishedDatasetError(DatasetError):
-    """The dataset is still being written, or its writer was killed. Running the same pack again goes on."""
+    """The dataset is still being written, or its writer was killed. Running the same pack again continues it."""
 
 
 class IncompleteDatasetError(DatasetError, MissingFileError):
-    """Shards or indexes that the manifest lists are not there. The message names the first of them.
+    """Shards or indexes that the manifest lists are missing. The message names the first of them.
 
     Attributes:
         missing: The URLs of all of them.
@@ -165,11 +166,11 @@ class IncompleteDatasetError(DatasetError, MissingFileError):
 
 
 class StateError(ShardkitError):
-    """A loader's state belongs to another dataset, order or version. The loader is as it was."""
+    """A loader's state belongs to another dataset, order or version. The loader is unchanged."""
 
 
 class WorkerError(ShardkitError):
-    """A worker process has died, or cannot be started. What was returned or written before is whole."""
+    """A worker process has died, or cannot be started. Everything returned or written before is complete."""
 
 
 class TooManySkippedError(ShardkitError):
@@ -177,16 +178,16 @@ class TooManySkippedError(ShardkitError):
 
 
 class MissingExtraError(ShardkitError, ImportError):
-    """An optional dependency is needed; the message says the one line that installs it."""
+    """An optional dependency is needed; the message has the command that installs it."""
 
 
 def check_importable(pickled: bytes) -> None:
-    """Check that processes which are spawned can import the functions and classes that were pickled.
+    """Check that spawned processes can import the functions and classes that were pickled.
 
-    They cannot import what a notebook or a prompt has defined, and would die without saying whose fault it is.
+    They cannot import objects that were defined in a notebook or at a prompt, and would die without a clear message.
 
     Raises:
-        ArgumentError: They cannot.
+        ArgumentError: They cannot import one of them.
     """
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) or getattr(main, "__spec__", None) or b"__main__" not in pickled:
@@ -206,10 +207,10 @@ def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) ->
     Args:
         name: What it is called, for the message.
         value: The number.
-        least: The smallest that is allowed; None for any, however small or large.
+        least: The smallest value allowed; None allows any value, however small or large.
 
     Raises:
-        ArgumentError: It is no whole number, is too small, or is more than can be counted.
+        ArgumentError: It is not a whole number, is smaller than ``least``, or is at least ``sys.maxsize``.
 
     Example:
         >>> import numpy as np
@@ -220,7 +221,7 @@ def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) ->
         raise ArgumentError(f"{name} must be a whole number, got {value!r}")
     try:
         number = operator.index(value)
-    except TypeError:  # an array of NumPy says only now that it has several numbers
+    except TypeError:  # a NumPy array raises only here if it has several elements
         raise ArgumentError(f"{name} must be a whole number, got {value!r}") from None
     if least is not None and number < least:
         raise ArgumentError(f"{name} must be at least {least}, got {value!r}")
@@ -230,12 +231,12 @@ def check_whole(name: str, value: SupportsIndex, *, least: int | None = None) ->
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Check that an argument is one of a few texts.
+    """Check that an argument is one of some strings.
 
     Args:
         name: What it is called, for the message.
         value: The argument.
-        choices: The texts.
+        choices: The allowed strings.
 
     Raises:
         ArgumentError: It is none of them.
@@ -255,7 +256,7 @@ def check_path(name: str, value: str | PathLike[str]) -> str:
         value: The path.
 
     Raises:
-        ArgumentError: It is neither text nor a path, it is empty, or no file can have this name.
+        ArgumentError: It is neither text nor a path, it is empty, or it is not a valid file name.
 
     Example:
         >>> from pathlib import Path
@@ -273,7 +274,7 @@ def check_path(name: str, value: str | PathLike[str]) -> str:
 
 
 def can_be_a_path(text: str) -> bool:
-    """Return whether the operating system takes a text as a path: not if it has NUL or half a surrogate pair.
+    """Return whether the operating system accepts a text as a path: it must have no NUL and no unpaired surrogate.
 
     Example:
         >>> can_be_a_path("a.tar"), can_be_a_path("a" + chr(0) + ".tar")
@@ -289,7 +290,7 @@ def check_paths(name: str, values: str | PathLike[str] | Iterable[str | PathLike
     """Return one path or URL, or several, as a list of text.
 
     Raises:
-        ArgumentError: One is neither text nor a path, or is empty, or they have no order.
+        ArgumentError: One is neither text nor a path, or is empty, or they are a collection without an order.
 
     Example:
         >>> check_paths("urls", "train.tar")
@@ -303,10 +304,10 @@ def check_paths(name: str, values: str | PathLike[str] | Iterable[str | PathLike
 
 
 def check_texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Return several texts as a tuple.
+    """Return a sequence of strings as a tuple.
 
     Raises:
-        ArgumentError: They are one text, or one of them is none.
+        ArgumentError: It is a single string, or one of its elements is not a string.
 
     Example:
         >>> check_texts("classes", ["cat", "dog"])

@@ -47,7 +47,7 @@ _WHO_READS = {
 }
 
 app = new_app(
-    "Pack training data into tar shards, and look into them. 'shardkit COMMAND --help' has an example of each."
+    "Pack training data into tar shards, and inspect them. 'shardkit COMMAND --help' shows an example of each command."
 )
 app.add_typer(cli_cache.app, name="cache")
 app.add_typer(cli_uploads.app, name="uploads")
@@ -71,20 +71,21 @@ class WorkerType(StrEnum):
 
 Url = Annotated[str, typer.Argument(help="A dataset, a folder of shards, a shard, or a pattern.")]
 AllowAnyUrl = Annotated[
-    bool, typer.Option("--allow-any-url", help="Shards may lie in other folders, as 'index --out' leaves them.")
+    bool, typer.Option("--allow-any-url", help="Allow shards in other folders, as 'index --out' creates them.")
 ]
 Columns = Annotated[
-    list[str] | None, typer.Option("--column", metavar="NAME=FIELD", help="A field's value to have in the index.")
+    list[str] | None,
+    typer.Option("--column", metavar="NAME=FIELD", help="A field whose value is copied into the index."),
 ]
-BlockBytes = Annotated[str, typer.Option(help="About how large a block is, the unit of reading.")]
+BlockBytes = Annotated[str, typer.Option(help="The approximate size of a block, the unit of reading.")]
 ClassNames = Annotated[
-    list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; once for each, in order.")
+    list[str] | None, typer.Option("--class", metavar="NAME", help="A class's name; repeat for each class, in order.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the way.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")]
 
 
 def main() -> None:
-    """Run the command line; the console script."""
+    """Run the command line; this is the console script."""
     app()
 
 
@@ -101,7 +102,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Take the options that come before a command."""
+    """Handle the options that come before a command."""
 
 
 @command(app)
@@ -109,23 +110,29 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
     source: Annotated[str, typer.Argument(help="A folder of images or files, or shards to pack again.")],
     destination: Annotated[str, typer.Argument(help="The folder of the new dataset.")],
     *,
-    kind: Annotated[Kind, typer.Option(help="What the source is; auto looks into it.")] = Kind.auto,
+    kind: Annotated[Kind, typer.Option(help="The kind of source; auto inspects it.")] = Kind.auto,
     shard_bytes: Annotated[str, typer.Option(help="The largest shard, headers included.")] = "256MB",
     shard_samples: Annotated[int | None, typer.Option(help="The most samples in a shard.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Mix all samples, or keep the order.")] = True,
-    seed: Annotated[int, typer.Option(help="Another seed is another order.")] = 0,
-    compression: Annotated[str, typer.Option(help="none, zst, gz, with a level as zst:9; auto tries it.")] = "auto",
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle all samples, or keep the source's order.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Each seed gives a different order.")] = 0,
+    compression: Annotated[
+        str, typer.Option(help="none, zst or gz, optionally with a level: zst:9; auto measures.")
+    ] = "auto",
     block_bytes: BlockBytes = "1MB",
-    split: Annotated[list[str] | None, typer.Option(metavar="NAME=SHARE", help="A split, as train=0.9.")] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SHARE", help="A split, for example train=0.9.")
+    ] = None,
     labels: Annotated[str | None, typer.Option(help="CSV or JSON: labels instead of class folders.")] = None,
     class_name: ClassNames = None,
-    fields: Annotated[str | None, typer.Option(help="Fields to take from files or shards, as jpg,seg.png.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Fields to take from files or shards: jpg,seg.png.")] = None,
     column: Columns = None,
     workers: Annotated[int | None, typer.Option(help="Shards written at a time; by default one per processor.")] = None,
     worker_type: Annotated[WorkerType, typer.Option(help="What writes them.")] = WorkerType.thread,
     check: Annotated[bool, typer.Option("--check", help="Decode every field before anything is written.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Go on where a run stopped, or start over.")
+        bool, typer.Option("--resume/--no-resume", help="Continue where a run stopped, or start over.")
     ] = True,
     overwrite: Overwrite = False,
     storage_option: StorageOptions = None,
@@ -133,8 +140,8 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
 ) -> None:
     """Pack a folder into shuffled shards of equal size.
 
-    Class folders of images become samples with a picture and a class; other files are grouped by name; shards are
-    packed again. A run that was stopped goes on when it is started again.
+    Class folders of images become samples with an image and a class; other files are grouped by name; shards are
+    packed again. A run that was stopped continues when the same command is run again.
 
     Example: shardkit pack photos shards --split train=0.9 --split val=0.1
     """
@@ -178,7 +185,9 @@ def pack(  # noqa: PLR0913 - as many options as the function that it calls
 def index(
     urls: Annotated[list[str], typer.Argument(help="A folder of shards, shards, or patterns.")],
     *,
-    out: Annotated[str | None, typer.Option(help="Where indexes and manifest go, if not beside the shards.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder for indexes and manifest, if not beside the shards.")
+    ] = None,
     column: Columns = None,
     block_bytes: BlockBytes = "1MB",
     class_name: ClassNames = None,
@@ -186,9 +195,9 @@ def index(
     storage_option: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a dataset of tar shards that are there.
+    """Make a dataset of existing tar shards.
 
-    Each gets an index, and all together a manifest. Shards that no longer match their manifest are refused.
+    Each shard gets an index, and the dataset gets a manifest. Shards that no longer match their manifest are refused.
 
     Example: shardkit index laion/ --column label=cls
     """
@@ -215,7 +224,9 @@ def verify(
     url: Url,
     *,
     decode: Annotated[bool, typer.Option("--decode", help="Decode every field too.")] = False,
-    workers: Annotated[int | None, typer.Option(help="How many workers decode; by default one per processor.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers that decode; by default one per processor.")
+    ] = None,
     worker_type: Annotated[WorkerType, typer.Option(help="What decodes.")] = WorkerType.thread,
     allow_any_url: AllowAnyUrl = False,
     storage_option: StorageOptions = None,
@@ -223,9 +234,9 @@ def verify(
 ) -> None:
     """Check every byte of a dataset.
 
-    It says what is damaged, where, and which samples are undamaged.
-    Files that were no images before they were packed are found only with --decode.
-    The exit code is 0 if all is as it was packed, 1 if not.
+    It reports what is damaged, where, and which samples are undamaged.
+    Only --decode finds files that were already broken when they were packed.
+    The exit code is 0 if every byte is as packed, 1 if not.
 
     Example: shardkit verify shards/train --decode
     """
@@ -260,7 +271,7 @@ def ls(
 ) -> None:
     """List samples, or shards.
 
-    A line each: the key, and the fields with their sizes in bytes. With --json, one object a line.
+    Each line has the key, and the fields with their sizes in bytes. With --json, each line is an object.
 
     Example: shardkit ls shards/train
     """
@@ -279,14 +290,14 @@ def ls(
 def cat(
     url: Url,
     key: Annotated[str, typer.Argument(help="The sample's key.")],
-    field: Annotated[str, typer.Argument(help="The field, as jpg.")],
+    field: Annotated[str, typer.Argument(help="The field, for example jpg.")],
     *,
     allow_any_url: AllowAnyUrl = False,
     storage_option: StorageOptions = None,
 ) -> None:
     """Write one field of one sample to standard output.
 
-    Where there is an index, nothing else is read; of zst shards, the block that it is in.
+    With an index, only this field is read; from zst shards, only its block.
 
     Example: shardkit cat shards/train cat/0001 jpg > cat.jpg
     """
@@ -308,8 +319,8 @@ def stats(
 ) -> None:
     """Print figures of a dataset.
 
-    Fields and their sizes, classes, shards, and files and room on disk before and after packing. Of a folder that was
-    not packed, files and room.
+    They are fields with their sizes, classes, shards, and the number of files and disk space before and after packing.
+    For a folder that is not packed, only the number of files and disk space are printed.
 
     Example: shardkit stats shards/train
     """
@@ -336,8 +347,10 @@ def shuffle_report(  # noqa: PLR0913 - as many options as the function that it c
     *,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, on each rank.")] = 256,
     world_size: Annotated[int, typer.Option(help="Ranks that train together.")] = 1,
-    lanes: Annotated[int | None, typer.Option(help="Lanes that samples are taken from; as a loader chooses.")] = None,
-    memory: Annotated[str, typer.Option(help="Memory that a loader has for blocks.")] = "1GB",
+    lanes: Annotated[
+        int | None, typer.Option(help="Lanes that samples are taken from; by default as in a loader.")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="A loader's memory for blocks.")] = "1GB",
     seed: Annotated[int, typer.Option(help="The order's seed.")] = 0,
     epoch: Annotated[int, typer.Option(help="The order's epoch.")] = 0,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw a picture, a .png or .svg.")] = None,
@@ -347,8 +360,9 @@ def shuffle_report(  # noqa: PLR0913 - as many options as the function that it c
 ) -> None:
     """Report how well training mixes a dataset.
 
-    It says what batches are worth, how far shards are spread over an epoch, what is held in memory and read twice,
-    beside webdataset's buffer and a random permutation, and what to do about it. No shard is read.
+    It reports how much a batch is worth, how far shards are spread over an epoch, how much is held in memory, and how
+    much is read twice. It compares this with webdataset's buffer and a random permutation, and suggests improvements.
+    No shard is read.
 
     Example: shardkit shuffle-report shards/train --batch-size 256 --plot mixing.png
     """

@@ -1,4 +1,4 @@
-"""What is in a cache, and how to delete it: ``shardkit cache ls`` and ``shardkit cache clear``."""
+"""List and clear a cache: ``shardkit cache ls`` and ``shardkit cache clear``."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from shardkit.cli.common import AsJson, command, new_app, print_json, print_lines
 from shardkit.cli.output import describe_cache, format_blocks, format_cache
 
-Folder = Annotated[str, typer.Argument(help="The folder that a dataset is given as cache=.")]
+Folder = Annotated[str, typer.Argument(help="The folder that is passed to a dataset as cache=.")]
 
 app = new_app("List or clear a cache of blocks.")
 
@@ -16,8 +16,8 @@ app = new_app("List or clear a cache of blocks.")
 def ls(folder: Folder, *, as_json: AsJson = False) -> None:
     """List what is in a cache.
 
-    A line for each shard: its SHA-256, as its manifest has it, how many of its blocks there are, and when one of them
-    was last used. Those that were used longest ago come first.
+    Each line is a shard: its SHA-256 from the manifest, how many of its blocks are cached, and when one of them was
+    last used. The least recently used come first.
 
     Example: shardkit cache ls /scratch/me
     """

@@ -1,4 +1,4 @@
-"""What all commands of the command line have in common: how they print, and how they end."""
+"""Code that all commands share: how they print, and how they end."""
 
 import contextlib
 import functools
@@ -22,13 +22,13 @@ EXIT_INTERRUPTED = 130
 
 StorageOptions = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="What a server needs to know, as anon=true; a value may be JSON."),
+    typer.Option(metavar="NAME=VALUE", help="An option of the storage, for example anon=true; a value may be JSON."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def new_app(text: str) -> typer.Typer:
-    """Return what commands are added to, with the text that ``--help`` begins with."""
+    """Return the typer app that commands are added to, with the text that ``--help`` begins with."""
     return typer.Typer(
         add_completion=False,
         no_args_is_help=True,
@@ -40,7 +40,7 @@ def new_app(text: str) -> typer.Typer:
 
 
 def command(app: typer.Typer) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a command of a function: what it raises on purpose is one line, not a traceback."""
+    """Make a command of a function: errors that it raises on purpose are printed as one line, not as a traceback."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -62,12 +62,12 @@ def command(app: typer.Typer) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def read_storage_options(texts: list[str] | None) -> dict[str, object] | None:
-    """Return the storage options that were given as texts. Raises ArgumentError if one is no ``name=value``.
+    """Return the storage options that were given as text. Raises ArgumentError if one is not ``name=value``.
 
     Example:
         >>> read_storage_options(["profile=mine", "anon=true", 'client_kwargs={"region_name": "eu-west-1"}'])
         {'profile': 'mine', 'anon': True, 'client_kwargs': {'region_name': 'eu-west-1'}}
-        >>> read_storage_options(["timeout=2.5", "password=1e5"])  # a number that is written otherwise is text
+        >>> read_storage_options(["timeout=2.5", "password=1e5"])  # a number in any other notation is text
         {'timeout': 2.5, 'password': '1e5'}
     """
     options: dict[str, object] = {}
@@ -95,7 +95,7 @@ def print_json(value: object) -> None:
 
 
 def _fail(error: ShardkitError | OSError) -> NoReturn:
-    if not isinstance(error, ShardkitError):  # of no file that we read or write
+    if not isinstance(error, ShardkitError):  # the error names no file that we read or write
         error = storage_error(error, error.filename or "standard output")
     text = str(error).replace("overwrite=True", "--overwrite").replace("allow_any_url=True", "--allow-any-url")
     text = text.replace("storage_options", "--storage-option")

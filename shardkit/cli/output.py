@@ -1,4 +1,4 @@
-"""What commands found, as text for people and as values for JSON."""
+"""The results of commands, as text for people and as values for JSON."""
 
 import shutil
 import textwrap
@@ -23,7 +23,7 @@ _SHOWN = 10  # of a long list, before it says how many more there are
 
 
 def describe_manifest(manifest: "Manifest") -> dict[str, Any]:
-    """Return what a manifest says of its dataset, without its shards, for JSON."""
+    """Return a manifest's facts about its dataset, without its shards, for JSON."""
     return {
         "url": hide_secrets(manifest.url),
         "samples": manifest.num_samples,
@@ -44,7 +44,7 @@ def format_manifest(manifest: "Manifest") -> str:
 
 
 def format_packed(manifest: "Manifest") -> Iterator[str]:
-    """Yield the classes and how many samples have which fields, so that the user sees whether that was meant."""
+    """Yield the classes, and how many samples have each field, so that the user can check that this was intended."""
     if manifest.classes:
         number = len(manifest.classes)
         shown = ", ".join(map(_plain, manifest.classes[:_SHOWN])) + (", ..." if number > _SHOWN else "")
@@ -82,7 +82,7 @@ def format_sample(sample: "SampleInfo") -> str:
 
 
 def format_report(report: "VerifyReport") -> Iterator[str]:
-    """Yield the lines of what ``verify`` found; the last is the sum of it."""
+    """Yield the lines of a ``verify`` report; the last one is the summary."""
     for problem in report.problems:
         yield f"{problem.url}: {problem.message}"
     for shard in report.damaged:
@@ -138,7 +138,7 @@ def format_statistics(figures: "Statistics") -> Iterator[str]:
 
 
 def format_footprints(footprints: Mapping[str, "Footprint"], *, folders: int) -> str:
-    """Return a table of what files take on disk, by what they are; below the first, how many folders they are in."""
+    """Return a table of the disk space of files, by kind; below the first row, the number of folders they are in."""
     rows = [_footprint_row(name, footprint) for name, footprint in footprints.items()]
     if folders:
         rows.insert(1, ["  and their folders", f"{folders:,}", "", ""])
@@ -167,7 +167,7 @@ blocks are many times the lanes."""
 
 
 def format_shuffle_report(report: "ShuffleReport") -> Iterator[str]:
-    """Yield the lines of a shuffle report: the figures, what they mean, and what to do."""
+    """Yield the lines of a shuffle report: the figures, their meaning, and advice."""
     samples, shards, blocks = report.num_samples, report.num_shards, report.num_blocks
     yield f"{report.url}: {_count(samples, 'sample')} in {_count(shards, 'shard')} and {_count(blocks, 'block')}"
     ranks = "" if report.world_size == 1 else f" on each of {report.world_size:,} ranks"
@@ -215,7 +215,7 @@ def describe_cache(blocks: Sequence["CachedBlock"]) -> list[dict[str, Any]]:
 
 
 def format_blocks(blocks: Sequence["CachedBlock"]) -> str:
-    """Return how many blocks there are in a cache, as text."""
+    """Return the number of blocks in a cache, as text."""
     shards = len({block.shard for block in blocks})
     size = format_bytes(sum(block.room for block in blocks))
     return f"{_count(len(blocks), 'block')} of {_count(shards, 'shard')}, {size}"
@@ -241,7 +241,7 @@ def _footprint_row(name: str, footprint: "Footprint") -> list[str]:
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:
-    """Return columns as text, the first to the left and the others to the right.
+    """Return columns as text, the first aligned left and the others aligned right.
 
     Example:
         >>> print(format_table(["class", "samples"], [["cat", "7"]]))
@@ -257,7 +257,7 @@ def format_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _plain(key: str) -> str:
-    """Return a stranger's key without characters that a terminal obeys."""
+    """Return a key without control characters, which a terminal would obey; its author may not be trusted."""
     return key if key.isprintable() else repr(key)[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""What killed uploads have left in a bucket: ``shardkit uploads ls``, and ``shardkit uploads abort`` deletes it."""
+"""List the unfinished uploads in a bucket (``shardkit uploads ls``) and delete them (``shardkit uploads abort``)."""
 
 import time
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ import typer
 from shardkit.cli.common import AsJson, StorageOptions, command, new_app, print_json, print_lines, read_storage_options
 from shardkit.storage.s3.storage import S3Storage, find_uploads
 
-Url = Annotated[str, typer.Argument(help="A folder or an object, as s3://bucket/folder.")]
+Url = Annotated[str, typer.Argument(help="A folder or an object, for example s3://bucket/folder.")]
 
 _HOUR = 3600.0
 
@@ -18,9 +18,9 @@ app = new_app("List or delete unfinished uploads to S3.")
 
 @command(app)
 def ls(url: Url, *, storage_option: StorageOptions = None, as_json: AsJson = False) -> None:
-    """List uploads that were begun and not ended.
+    """List uploads that were started and not finished.
 
-    A line each: when it was begun, and what it would have become. Some may be under way.
+    Each line has the time when the upload started, and the object's URL. Some may still be running.
 
     Example: shardkit uploads ls s3://bucket/train
     """
@@ -38,11 +38,11 @@ def abort(
     url: Url,
     *,
     older_than: Annotated[
-        float, typer.Option(metavar="HOURS", help="Leave younger ones, which may be under way.")
+        float, typer.Option(metavar="HOURS", help="Keep uploads that started later; they may still be running.")
     ] = 24,
     storage_option: StorageOptions = None,
 ) -> None:
-    """Delete the parts of uploads that were begun and never ended.
+    """Delete the parts of uploads that were started and never finished.
 
     Objects are not touched. An upload that is still running fails.
 
