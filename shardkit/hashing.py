@@ -19,7 +19,7 @@ UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
-_FIRST = 0x243F6A8885A308D3  # the fraction of pi: nothing up the sleeve
+_FIRST = 0x243F6A8885A308D3  # the fractional digits of pi: a nothing-up-my-sleeve number
 _MASK = 0xFFFFFFFFFFFFFFFF
 _ROUNDS = 4
 _CHUNK = 1 << 20  # elements that are permuted at once
@@ -52,7 +52,7 @@ def mix64_array(x: UInt64Array) -> UInt64Array:
 
 
 def derive(*parts: int) -> int:
-    """Return one 64-bit key made of all parts, mixed one after the other and never added: (1, 0) and (0, 1) differ.
+    """Return one 64-bit key made from all parts, mixed one after the other, so that (1, 0) and (0, 1) differ.
 
     Example:
         >>> derive(1, 0) == derive(0, 1)
@@ -114,11 +114,11 @@ class Permutation:
         self._keys = [np.uint64(mix64(key ^ (r + 1))) for r in range(_ROUNDS)]
 
     def forward(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where each of ``positions`` goes: int64, of the same shape, each in ``[0, n)``."""
+        """Return the place of each of ``positions``: int64, of the same shape, each in ``[0, n)``."""
         return self._walk(positions, self._rounds)
 
     def inverse(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return what goes to each of ``places``: int64, of the same shape, each in ``[0, n)``.
+        """Return the position that goes to each of ``places``: int64, of the same shape, each in ``[0, n)``.
 
         Example:
             >>> permutation = Permutation(5, key=derive(7))
@@ -150,7 +150,7 @@ class Permutation:
 def shuffled(n: int, *, key: int) -> npt.NDArray[np.int64]:
     """Return a keyed permutation of ``range(n)`` as an array: int64, (n,).
 
-    It is made in chunks, so that hardly more memory is needed than it takes itself.
+    It is computed in chunks, so it needs little memory besides the array itself.
 
     Example:
         >>> shuffled(4, key=derive(0)).tolist() == shuffled(4, key=derive(0)).tolist()

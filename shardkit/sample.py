@@ -1,4 +1,4 @@
-"""A sample: one training example, a key and its fields; and the rules that tie them to the names of tar members.
+"""A sample: one training example, with a key and fields; and the rules that map these to the names of tar members.
 
 The grouping and naming rules are those of webdataset, with two named deviations: members whose base name starts with
 a dot, and members below a folder of the form ``__x__``, are skipped in every folder and not only at the top.
@@ -19,14 +19,14 @@ URL = "__url__"
 SOURCE = "__source__"
 COLUMNS = "__columns__"
 RESERVED = frozenset({KEY, URL, SOURCE, COLUMNS})
-"""Entries of a sample that are not fields: its key, the shard it was read from, the file it was made of; and, until it
-is decoded, its values of the index's columns."""
+"""Entries of a sample that are not fields: its key, the shard it was read from, the file it was made from; and, until
+it is decoded, its values of the index's columns."""
 
 DECODINGS = ("rgb", "unchanged", "bytes", "pil")
-"""How a field may be asked for: behind its name and a colon, as in ``depth.png:unchanged``; see ``FieldSelection``."""
+"""The ways to decode a field, written after its name and a colon: ``depth.png:unchanged``; see ``FieldSelection``."""
 
-MAX_KNOWN = 1024  # fields that are remembered: a stranger's shard may have another one in every sample
-MAX_KEY_BYTES = 4096  # the longest path that Linux takes (PATH_MAX), so that every shard can be unpacked
+MAX_KNOWN = 1024  # fields that are cached; a shard of unknown origin may have a different field in every sample
+MAX_KEY_BYTES = 4096  # the longest path that Linux accepts (PATH_MAX), so that every shard can be unpacked
 
 PLAIN_KEY = re.compile(r"(?:[A-Za-z0-9-][A-Za-z0-9_-]*/)*[A-Za-z0-9-][A-Za-z0-9_-]*")
 """Matches most keys, all of which are valid: a quick test before the full one."""
@@ -38,8 +38,8 @@ _FIELD = re.compile(r"[^_.\s;?:/][^.\s;?:/]*(?:\.[^.\s;?:/]+)*\Z")
 def split_name(name: str) -> tuple[str, str] | None:
     """Return a member's key and field, or None if the rules skip the member.
 
-    The key ends at the first dot of the base name; folders are part of it. The field is lower-cased. Skipped are base
-    names without a dot or with a leading one, and whatever is or lies below ``__x__``.
+    The key ends at the first dot of the base name; folders are part of it. The field is lower-cased. The rules skip
+    base names without a dot or with a leading dot, names like ``__x__``, and everything in folders with such names.
 
     Example:
         >>> split_name("train/0001.seg.PNG")
@@ -55,16 +55,16 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def split_new_name(name: str, key: str, rest: str, known: dict[str, str]) -> tuple[str, str] | None:
-    """Return ``split_name(name)``, and note the field in ``known`` by ``rest`` where that alone decides it.
+    """Return ``split_name(name)``, and store the field in ``known`` under ``rest`` if ``rest`` alone decides it.
 
-    For loops over many members, which cut names at the first dot and look into ``known`` before they apply the rules:
-    what they find is right if ``key`` is not empty, does not end with a slash, and has no ``__``.
+    This is for loops over many members, which split names at the first dot and look up ``known`` before they apply the
+    rules. A field found there is right if ``key`` is not empty, does not end with a slash, and has no ``__``.
 
     Args:
         name: The member's name.
-        key: What is before its first dot.
-        rest: What is after it.
-        known: Fields by what is after the first dot: the same few for most samples.
+        key: The part before its first dot.
+        rest: The part after its first dot.
+        known: Fields by the part after the first dot; most samples share a few.
 
     Example:
         >>> known = {}
@@ -81,9 +81,9 @@ def check_key(key: object) -> str:
     """Return ``key`` if every reader gives it back unchanged.
 
     Raises:
-        SampleError: The key is not text, is empty or too long, has a dot in its last part (a reader would take it for
-            the beginning of the field), is or begins like a name that readers skip, or has parts that file systems or
-            terminals change.
+        SampleError: The key is not text, is empty or too long, has a dot in its last part (where a reader would begin
+            the field), is a name or lies in a folder that readers skip, or has parts that file systems or terminals
+            change.
 
     Example:
         >>> check_key("v1.5/0001")
@@ -150,7 +150,7 @@ def check_fields(key: str, fields: Iterable[object]) -> None:
         if not isinstance(field, str):
             problem = f"is {type(field).__name__}, expected text"
         elif field.startswith("_"):
-            problem = "starts with '_', which is kept for what readers add"
+            problem = "starts with '_', which is reserved for entries that readers add"
         elif field != field.lower():
             problem = f"is not lower case; readers would rename it to {field.lower()!r}"
         elif not _FIELD.match(field) or _has_control(field):
@@ -174,10 +174,10 @@ def fields_of(sample: Mapping[str, Any]) -> list[str]:
 
 
 def split_decoding(text: str) -> tuple[str, str]:
-    """Return the field that a text names, and how it is to be decoded, which is empty where the text does not say.
+    """Return the field that a text names, and how to decode it, which is empty if the text does not specify it.
 
     Raises:
-        ArgumentError: There is no such way to decode.
+        ArgumentError: There is no such way to decode it.
 
     Example:
         >>> split_decoding("depth.png:unchanged"), split_decoding("jpg")
@@ -187,17 +187,17 @@ def split_decoding(text: str) -> tuple[str, str]:
     decoding = decoding.strip().lower()
     if colon and decoding not in DECODINGS:
         raise ArgumentError(
-            f"field {text!r}: {decoding!r} is no way to decode it, expected {', '.join(DECODINGS[:-1])} or "
+            f"field {text!r}: {decoding!r} is not a way to decode it, expected {', '.join(DECODINGS[:-1])} or "
             f"{DECODINGS[-1]}; write for example '{name.strip()}:unchanged'"
         )
     return name.strip(), decoding
 
 
 def stored_field(text: str) -> str:
-    """Return the field that a text names where nothing is decoded: its bytes are taken as they are stored.
+    """Return the field that a text names, for callers that decode nothing and take the bytes as they are stored.
 
     Raises:
-        ArgumentError: It is to be decoded.
+        ArgumentError: The text says how to decode the field.
 
     Example:
         >>> stored_field("depth.png:unchanged")
@@ -207,7 +207,7 @@ def stored_field(text: str) -> str:
     if decoding not in ("", "unchanged", "bytes"):
         raise ArgumentError(
             f"field {text!r}: nothing is decoded here, fields stay as they are stored; leave out ':{decoding}', and "
-            "write it where samples are read"
+            "use it when samples are read"
         )
     return name
 
@@ -217,7 +217,7 @@ def _has_control(text: str) -> bool:
 
 
 def _named_specs(fields: Sequence[str] | Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the names in the result that a ``fields`` argument gives, and what is to be taken for each.
+    """Return the names that a ``fields`` argument has in the result, and the text that selects a field for each.
 
     Raises:
         ArgumentError: It is neither a sequence nor a mapping of text.
@@ -237,15 +237,15 @@ def _named_specs(fields: Sequence[str] | Mapping[str, str]) -> list[tuple[str, s
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FieldSelection:
-    """Which fields of a sample are wanted, under which names, and how they are decoded.
+    """The fields of a sample that are wanted, their names in the result, and how they are decoded.
 
     A ``fields`` argument names fields, ``("jpg", "cls")``, or gives them new names, ``{"image": "jpg;png", "label":
-    "cls"}``. Each of them is written as
+    "cls"}``. Each field is written as
 
     ::
 
         alternative ; alternative ; ... ?      the first that a sample has; with "?" None if it has none of them
-        field : decoding                       an alternative; without ":" it is decoded as its name says
+        field : decoding                       an alternative; without ":" its name decides how it is decoded
 
     A decoding is one of
 
@@ -257,13 +257,13 @@ class FieldSelection:
         pil        an image as a PIL image
         bytes      any field as its bytes
 
-    So ``{"image": "jpg;png", "depth": "depth.png:unchanged", "mask": "seg.png:unchanged?"}``.
+    For example ``{"image": "jpg;png", "depth": "depth.png:unchanged", "mask": "seg.png:unchanged?"}``.
 
     Attributes:
-        wanted: For each name in the result, the fields to take it from, the first that is there; empty: every field
-            as it is.
-        optional: The names that may be missing; they are None then.
-        decodings: How fields are decoded that name a decoding, by their names in the result and their own.
+        wanted: For each name in the result, its alternative fields, of which the first that is present is taken. If it
+            is empty, every field is taken under its own name.
+        optional: The names that may be missing; their value is then None.
+        decodings: The decodings that the argument names, by the field's name in the result and its own name.
 
     Example:
         >>> selection = FieldSelection.parse({"image": "jpg;png", "caption": "txt?"})
@@ -273,7 +273,7 @@ class FieldSelection:
 
     wanted: dict[str, tuple[str, ...]]
     optional: frozenset[str]
-    # Not part of what is packed, and so not of a source's fingerprint, which is made of the repr.
+    # This does not change packed bytes, so it is not in the repr, from which a source's fingerprint is made.
     decodings: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
@@ -284,7 +284,7 @@ class FieldSelection:
             fields: None for everything, or as above.
 
         Raises:
-            ArgumentError: It is none of these.
+            ArgumentError: It is not valid.
         """
         if fields is None:
             return cls({}, frozenset())
@@ -310,7 +310,9 @@ class FieldSelection:
         return not self.wanted or any(field in alternatives for alternatives in self.wanted.values())
 
     def with_decoding(self, name: str, field: str) -> str:
-        """Return a field as the selection asks for it under a name: ``depth.png:unchanged``, or its mere name.
+        """Return a field with the decoding that the selection has for it under a name: ``depth.png:unchanged``.
+
+        Without a decoding it is only the field's name.
 
         Example:
             >>> FieldSelection.parse({"depth": "depth.png:unchanged"}).with_decoding("depth", "depth.png")
@@ -320,7 +322,7 @@ class FieldSelection:
         return f"{field}:{decoding}" if decoding else field
 
     def pick(self, sample: Sample) -> Sample:
-        """Return a new sample with the wanted fields under their new names; what is not a field is kept.
+        """Return a new sample with the wanted fields under their new names; entries that are not fields are kept.
 
         Raises:
             SampleError: A field is missing and not optional.
@@ -333,7 +335,7 @@ class FieldSelection:
         return picked
 
     def choose(self, sample: Mapping[str, Any]) -> dict[str, str | None]:
-        """Return for each wanted name the field of a sample that it is taken from; None if it may be missing, and is.
+        """Return for each wanted name the sample's field that it is taken from; None if it is optional and missing.
 
         Raises:
             SampleError: A field is missing and not optional.
@@ -355,7 +357,7 @@ class FieldSelection:
         key, url = str(sample.get(KEY, "")), str(sample.get(URL, ""))
         return SampleError(
             f"{url + ': ' if url else ''}sample {key!r}: has no field {' or '.join(alternatives)} (it has "
-            f"{', '.join(fields_of(sample)) or 'none of those asked for'}); write {spec + '?'!r} "
+            f"{', '.join(fields_of(sample)) or 'none of the requested fields'}); write {spec + '?'!r} "
             "to get None instead",
             key=key,
             url=url,

@@ -1,4 +1,4 @@
-"""Class lists: what the numbers in class fields mean, and what becomes of them where datasets meet.
+"""Class lists: what the numbers in class fields mean, and how they change when datasets are combined.
 
 A dataset's class list names its classes by number. Fields whose name ends in ``cls`` hold such numbers.
 """
@@ -11,8 +11,8 @@ from shardkit.errors import CodecError, DatasetError, SampleError
 from shardkit.sample import KEY, RESERVED, URL
 
 _COMPRESSED = (".gz", ".zst")
-_SHOWN = 10  # names of a long list
-_KNOWN = 65_536  # values whose translation is remembered
+_SHOWN = 10  # names of a long list that a message shows
+_KNOWN = 65_536  # values whose translation is cached
 
 
 def holds_classes(field: str) -> bool:
@@ -28,7 +28,7 @@ def holds_classes(field: str) -> bool:
 
 
 class LabelledPart(NamedTuple):
-    """One of several datasets that meet.
+    """One of several datasets that are combined.
 
     Attributes:
         url: Its folder, or its shard, for messages.
@@ -42,11 +42,11 @@ class LabelledPart(NamedTuple):
 
 
 def join_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
-    """Return one class list for several datasets: the first one's, then what others add to it, in their order.
+    """Return one class list for several datasets: the first one's names, then the new names of each other in order.
 
     Raises:
-        DatasetError: Some have class names, and one that has none has class numbers, so that nobody knows what these
-            mean.
+        DatasetError: Some datasets have class names, and one without class names has class numbers, so that their
+            meaning is unknown.
 
     Example:
         >>> join_classes([LabelledPart("a", ("cat", "dog"), True), LabelledPart("b", ("bird", "cat"), True)])
@@ -58,7 +58,7 @@ def join_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
         if part.labelled and not part.classes:
             raise DatasetError(
                 f"{part.url}: has no class names, and {named[0].url} has some ({show_classes(named[0].classes)}), so "
-                "their class numbers cannot be told to mean the same; name them with 'shardkit index FOLDER --class "
+                "their class numbers may not mean the same; name them with 'shardkit index FOLDER --class "
                 "NAME', once for each class in order, or leave the class field out",
                 url=part.url,
             )
@@ -68,10 +68,10 @@ def join_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
 
 
 def longest_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
-    """Return the class list that all others begin: what datasets can have together if no number may change.
+    """Return the longest class list, which must begin with every other list, so that no class number changes.
 
     Raises:
-        DatasetError: There is none; or as ``join_classes``.
+        DatasetError: A list is not the beginning of the longest one; or as ``join_classes``.
     """
     parts = [part for part in parts if part.classes or part.labelled]
     join_classes(parts)
@@ -90,7 +90,7 @@ def longest_classes(parts: Iterable[LabelledPart]) -> tuple[str, ...]:
 
 
 def show_classes(classes: Sequence[str]) -> str:
-    """Return a class list for people: the first names, and how many there are more.
+    """Return a class list for people: the first names, and how many more there are.
 
     Example:
         >>> show_classes(["cat", "dog"]), show_classes([])
@@ -101,12 +101,12 @@ def show_classes(classes: Sequence[str]) -> str:
 
 
 class ClassMap:
-    """Gives a dataset's class numbers those of another class list, name by name.
+    """Translates a dataset's class numbers into those of another class list, by the names of the classes.
 
     Args:
         classes: The dataset's class list.
-        joined: The class list that has all of its names.
-        others: Fields that hold classes too, whatever their names say.
+        joined: A class list that contains all of these names.
+        others: More fields that hold classes, whatever their names are.
 
     Example:
         >>> ClassMap(["bird", "cat"], ["cat", "dog", "bird"]).apply({"__key__": "0001", "cls": b"1", "txt": b"1"})
@@ -125,7 +125,7 @@ class ClassMap:
         """Return a sample with the other list's numbers; its fields are bytes.
 
         Raises:
-            SampleError: A class field is no number, or one that has no name in the dataset's own list.
+            SampleError: A class field is not a number, or its number has no name in the dataset's own list.
         """
         mapped = dict(sample)
         for field, data in sample.items():
@@ -162,7 +162,7 @@ class ClassMap:
 
 
 def _plain(field: str) -> str:
-    """Return a class field's name as the codecs know it: ``cls``, perhaps compressed."""
+    """Return a class field's name as the codecs know it: ``cls``, with a compression suffix if it has one."""
     stem = field
     while stem.endswith(_COMPRESSED):
         stem = stem.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Columns: values promoted into the index, so that samples are chosen before any shard is read."""
+"""Columns: values promoted into the index, so that samples can be selected before any shard is read."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,9 +15,9 @@ Column: TypeAlias = str | Callable[[Mapping[str, Any]], object]
 
 
 class DecodedView(Mapping[str, Any]):
-    """A sample whose fields are decoded when they are first looked at. It cannot be changed.
+    """A read-only sample whose fields are decoded on first access.
 
-    A field may be asked for as in a ``fields`` argument, such as ``view["depth.png:unchanged"]``.
+    A field may be requested as in a ``fields`` argument, for example ``view["depth.png:unchanged"]``.
 
     Example:
         >>> view = DecodedView("0001", {"cls": b"7"}, Decoder())
@@ -49,11 +49,11 @@ class ColumnMaker:
 
     Args:
         columns: For each column a field's name, whose decoded value is taken (None where the field is missing), or a
-            function of the sample; it gets a read-only mapping whose fields are decoded when they are first looked
-            at, once for all columns.
+            function of the sample. The function gets a read-only mapping whose fields are decoded on first access,
+            once for all columns.
 
     Raises:
-        ArgumentError: It is no mapping, or a column's name would collide with the index's own.
+        ArgumentError: It is not a mapping, or a column's name would collide with the index's own.
 
     Example:
         >>> maker = ColumnMaker({"label": "cls", "length": lambda sample: len(sample["txt"])})
@@ -69,7 +69,7 @@ class ColumnMaker:
         for name, column in self.columns.items():
             if not isinstance(name, str) or not name or name.startswith("_") or ":" in name:
                 raise ArgumentError(
-                    f"columns: {name!r} is kept for the index's own; choose a name without '_' first or ':'"
+                    f"columns: {name!r} is reserved for the index; choose a name without a ':' or a leading '_'"
                 )
             if not isinstance(column, str) and not callable(column):
                 raise ArgumentError(
@@ -77,11 +77,11 @@ class ColumnMaker:
                 )
 
     def check_fields(self, samples: Iterable[Iterable[str]]) -> None:
-        """Check that some sample has each field that a column names: a name misspelt would give None for every one.
+        """Check that each field that a column names is in some sample: a misspelt name would give None for all samples.
 
         Args:
-            samples: Each sample's fields. They are looked at until all that are named were found. Without samples
-                there is nothing to check.
+            samples: Each sample's fields. The search ends when all named fields are found. Without samples there is
+                nothing to check.
 
         Raises:
             ArgumentError: No sample has a field that a column names.
@@ -95,7 +95,7 @@ class ColumnMaker:
                 return
         for field in sorted(named.keys() - known) if known else ():
             raise ArgumentError(
-                f"columns: {named[field]!r} is to be the field {field!r}, which no sample has (there are "
+                f"columns: {named[field]!r} names the field {field!r}, which no sample has (there are "
                 f"{', '.join(sorted(known - {KEY}))}); correct it, or leave the column out",
                 field=field,
             )
@@ -144,12 +144,12 @@ def make_schema(columns: "Iterable[pa.Field]") -> "pa.Schema":
 
 
 def promoted_columns(schema: "pa.Schema") -> "pa.Schema":
-    """Return the promoted columns of an index with this schema, as they are when they are read from Parquet."""
+    """Return the promoted columns of an index with this schema, in the types that Parquet gives back."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = pa.schema([f.remove_metadata() for f in schema if ":" not in f.name and not f.name.startswith("__")])
-    if any(column.type.num_fields for column in columns):  # it calls the elements of lists by another name
+    if any(column.type.num_fields for column in columns):  # Parquet renames the elements of lists
         file = io.BytesIO()
         pq.write_table(columns.empty_table(), file)
         columns = pq.read_schema(file).remove_metadata()
@@ -157,7 +157,7 @@ def promoted_columns(schema: "pa.Schema") -> "pa.Schema":
 
 
 class ColumnTypes:
-    """The promoted columns of all shards, in types that hold the values of each."""
+    """The promoted columns of all shards, each in a type that holds the values of every shard."""
 
     def __init__(self) -> None:
         self._schema: pa.Schema | None = None
@@ -166,7 +166,7 @@ class ColumnTypes:
         """Add the columns of one shard's index.
 
         Raises:
-            ArgumentError: No type holds the values of a column in this shard and those before it.
+            ArgumentError: No type holds a column's values from this shard and from the shards before it.
         """
         import pyarrow as pa
 

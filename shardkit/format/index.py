@@ -1,9 +1,9 @@
-"""The index of a shard: where each sample and member lies, what its bytes' checksums are, and the shard's block table.
+"""The index of a shard: where each sample and member lies, the checksums of their bytes, and the shard's block table.
 
-It is a Parquet file with one row a sample: ``__key__``, ``__offset__`` and ``__size__`` of the whole sample, for every
-field ``<field>:offset``, ``<field>:size`` and ``<field>:crc32``, the columns that the user promotes, and ``__source__``
-where the sample was made of a file. Offsets count from the start of the uncompressed tar. What concerns the whole shard
-is JSON in the Parquet footer, and so is the block table, so that they are read without the rows.
+It is a Parquet file with one row per sample: ``__key__``, ``__offset__`` and ``__size__`` of the whole sample; for
+every field ``<field>:offset``, ``<field>:size`` and ``<field>:crc32``; the columns that the user promotes; and
+``__source__`` if the sample was made from a file. Offsets count from the start of the uncompressed tar. The facts of
+the whole shard and its block table are in the Parquet footer, so that they can be read without the rows.
 """
 
 import base64
@@ -45,18 +45,18 @@ OFFSET = "__offset__"
 SIZE = "__size__"
 PARTS = ("offset", "size", "crc32")
 GROUP_ROWS_1 = 65_536
-"""How many rows a row group of format 1 has."""
+"""The number of rows in a row group of format 1."""
 
 MAX_BLOCK_SAMPLES = 1024
 MAX_INDEX_BYTES = 1_000_000_000
 
 _FACTS_BYTES = 8_000_000  # of JSON in a footer: some 160,000 blocks of format 1
-_BUILDER_ROWS = 65_536  # are Python objects at a time
+_BUILDER_ROWS = 65_536  # held as Python objects at a time
 BLOCK_TYPE = np.dtype(
     [("offset", "<i8"), ("size", "<i8"), ("crc32", "<u4"), ("stored_offset", "<i8"), ("stored_size", "<i8")]
 )
 BLOCK_BYTES = BLOCK_TYPE.itemsize
-"""How many bytes a row of a block table has."""
+"""The size of a block table's row in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class BlockTable:
     """Where the blocks of one shard lie. Block ``i`` holds the samples from ``i * block_samples`` on.
 
     Attributes:
-        offset: Of the block in the uncompressed tar: int64, (blocks,).
-        size: In bytes, uncompressed: int64, (blocks,).
-        crc32: Of the uncompressed bytes: int64, (blocks,).
-        stored_offset: Of the block's bytes in the shard file: int64, (blocks,). Empty if blocks cannot be read on
-            their own.
-        stored_size: In bytes, as stored: int64, (blocks,). Empty if blocks cannot be read on their own.
+        offset: Each block's offset in the uncompressed tar: int64, (blocks,).
+        size: Each block's uncompressed size in bytes: int64, (blocks,).
+        crc32: The CRC-32 of each block's uncompressed bytes: int64, (blocks,).
+        stored_offset: Each block's offset in the shard file: int64, (blocks,). Empty if blocks cannot be read on their
+            own.
+        stored_size: Each block's stored size in bytes: int64, (blocks,). Empty if blocks cannot be read on their own.
     """
 
     offset: npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class BlockTable:
         return len(self.stored_offset) == len(self)
 
     def to_bytes(self) -> bytes:
-        """Return its rows: offset, size, CRC-32, stored offset, stored size; 36 bytes each, the lowest byte first.
+        """Return its rows: offset, size, CRC-32, stored offset, stored size; 36 bytes each, little-endian.
 
         Where blocks cannot be read on their own, the stored size is 0.
         """
@@ -100,7 +100,7 @@ class BlockTable:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BlockTable":
-        """Return the table whose rows these are. Raises ValueError."""
+        """Return the table with these rows. Raises ValueError if the last row is incomplete."""
         rows = np.frombuffer(data, dtype=BLOCK_TYPE)
         columns = {name: rows[name].astype(np.int64) for name in BLOCK_TYPE.names or ()}
         if not columns["stored_size"].any():
@@ -110,18 +110,18 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """What an index says of its shard as a whole.
+    """The facts that an index records of its whole shard.
 
     Attributes:
         shard: The shard's file name.
-        samples: How many it has.
+        samples: The number of samples.
         file_size: The shard's size as stored, in bytes.
         tar_size: The uncompressed tar's size, in bytes.
-        sha256: Of the uncompressed tar, in hexadecimal.
+        sha256: The SHA-256 of the uncompressed tar, in hexadecimal.
         compression: ``none``, ``zst``, ``gz``, ``bz2`` or ``xz``.
-        block_samples: How many samples a block has; the last may have fewer.
+        block_samples: The number of samples in a block; the last block may have fewer.
         fields: The fields that occur, sorted.
-        plan: The digest of the pack that wrote the shard; empty if there was none.
+        plan: The digest of the pack that wrote the shard; empty if no pack did.
     """
 
     shard: str
@@ -137,7 +137,7 @@ class ShardFacts:
 
 @dataclass
 class IndexBuilder:
-    """Collects the rows of one shard's index, a row group at a time, so that it stays small beside the shard."""
+    """Collects the rows of one shard's index, a row group at a time, so that it takes little memory."""
 
     fields: set[str] = field(default_factory=set)
     _keys: list[str] = field(default_factory=list)
@@ -159,12 +159,12 @@ class IndexBuilder:
         """Add the next sample.
 
         Args:
-            key: Its key.
-            offset: Where it begins, in bytes of the uncompressed tar.
-            size: From there to the end of its last member's padding.
+            key: The sample's key.
+            offset: Its offset in the uncompressed tar, in bytes.
+            size: Its size in bytes, up to the end of its last member's padding.
             members: For each field its name, and its data's offset, size and CRC-32.
             columns: Values of the promoted columns.
-            source: The file that it was made of.
+            source: The file that it was made from.
         """
         row = len(self._keys)
         self._keys.append(key)
@@ -231,11 +231,11 @@ class IndexBuilder:
 
 
 def encode_index(table: "pa.Table", facts: ShardFacts, blocks: BlockTable) -> tuple[bytes, FileFacts]:
-    """Return an index's content, and what a manifest says of it.
+    """Return an index's content, and the facts that a manifest records of it.
 
     Args:
         table: The rows, from an ``IndexBuilder``.
-        facts: What concerns the whole shard.
+        facts: The facts of the whole shard.
         blocks: The block table.
 
     Raises:
@@ -271,10 +271,10 @@ def publish_index(
 
     Args:
         storage: Serves the folder.
-        folder: The dataset's.
-        name: What the manifest calls the shard.
-        table: As for ``encode_index``, as are those below.
-        facts: What concerns the whole shard.
+        folder: The dataset's folder.
+        name: The shard's name in the manifest.
+        table: The rows, from an ``IndexBuilder``.
+        facts: The facts of the whole shard.
         blocks: The block table.
     """
     data, index = encode_index(table, facts, blocks)
@@ -285,7 +285,7 @@ def publish_index(
 
 
 def describe_shard(name: str, facts: ShardFacts, blocks: BlockTable, index: FileFacts | None) -> Shard:
-    """Return the manifest's entry for a shard; without ``index``, that of format 1."""
+    """Return the manifest's entry for a shard; without ``index``, an entry of format 1."""
     return Shard(
         url=name,
         samples=facts.samples,
@@ -300,19 +300,19 @@ def describe_shard(name: str, facts: ShardFacts, blocks: BlockTable, index: File
 
 
 class ShardIndex:
-    """The index of one shard: its facts and block table at once, its rows when they are asked for.
+    """The index of one shard; its facts and block table are read at once, its rows on request.
 
     Args:
-        open_file: Opens the file; called with ``fresh`` again where what came of it is wrong.
+        open_file: Opens the file. It is called with ``fresh``, and again with ``fresh=True`` if the data is wrong.
         url: The index.
-        fresh: What it is called with at first.
+        fresh: The value of ``fresh`` in the first call.
 
     Attributes:
         url: The index.
-        version: Of its format.
-        facts: What concerns the whole shard.
+        version: The version of its format.
+        facts: The facts of the whole shard.
         blocks: The block table.
-        group_rows: How many rows a group has, which are read together; the last may have fewer.
+        group_rows: The number of rows in a row group, the unit of reading; the last group may have fewer.
 
     Raises:
         DatasetError: It is damaged, or of an unknown version.
@@ -356,7 +356,7 @@ class ShardIndex:
         missing = {KEY, OFFSET, SIZE, *parts}.difference(self.schema.names)
         if missing:
             raise DatasetError(
-                f"{url}: lacks {', '.join(sorted(missing))}, which it should have for its fields; it is damaged, so "
+                f"{url}: lacks {', '.join(sorted(missing))}, which an index of its fields must have; it is damaged, so "
                 "fetch it again, or make it again with 'shardkit index'",
                 url=url,
             )
@@ -368,7 +368,7 @@ class ShardIndex:
 
     @property
     def num_groups(self) -> int:
-        """How many groups of rows there are."""
+        """The number of row groups."""
         return -(-self.facts.samples // self.group_rows)
 
     @property
@@ -388,15 +388,15 @@ class ShardIndex:
 
     @property
     def has_source(self) -> bool:
-        """Whether the samples name the files that they were made of."""
+        """Whether the samples name the files that they were made from."""
         return SOURCE in self.schema.names
 
     def rows(self, columns: Sequence[str] | None = None, *, group: int | None = None) -> "pa.Table":
         """Return the rows, or some columns of them; a column that the shard does not have is left out.
 
         Args:
-            columns: Their names, by default all.
-            group: The number of a group: the rows from ``group * group_rows`` on. By default all groups.
+            columns: The columns' names, by default all.
+            group: The number of a row group, whose first row is ``group * group_rows``. By default all groups.
 
         Raises:
             DatasetError: The rows are damaged, or would take too much memory.
@@ -425,7 +425,7 @@ def _parse_facts(text: bytes) -> dict[str, Any]:
 
 
 def _check_rows(table: "pa.Table", names: Sequence[str], url: str) -> None:
-    """Check that what says where samples and their fields lie is numbers, and that of no field a part of it is missing.
+    """Check that offsets, sizes and checksums are numbers, and that no sample has only some of them for a field.
 
     Args:
         table: Some columns of the index.
@@ -433,7 +433,7 @@ def _check_rows(table: "pa.Table", names: Sequence[str], url: str) -> None:
         url: The index.
 
     Raises:
-        DatasetError: They are not.
+        DatasetError: One is not a number, or is missing.
     """
     import pyarrow as pa
 
@@ -459,7 +459,7 @@ def _check_rows(table: "pa.Table", names: Sequence[str], url: str) -> None:
 
 
 def _check_types(facts: ShardFacts, blocks: BlockTable) -> None:
-    """Check that what an index says is what it should be. Raises TypeError or ValueError."""
+    """Check the types and ranges of an index's facts and block table. Raises TypeError or ValueError."""
     texts = [facts.shard, facts.sha256, facts.compression, facts.plan, *facts.fields]
     numbers = [facts.samples, facts.file_size, facts.tar_size, facts.block_samples]
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
@@ -475,15 +475,16 @@ def _check_types(facts: ShardFacts, blocks: BlockTable) -> None:
 
 
 def read_index(storage: Storage, url: str, facts: FileFacts | None = None) -> ShardIndex:
-    """Open an index; only its footer is read, or all of it, where it is small and far away.
+    """Open an index and read its footer; a small index that is not on this machine is read as a whole.
 
     Args:
         storage: Serves it.
         url: The index.
-        facts: What a manifest of format 2 says of it; without them it is held to what it says of itself.
+        facts: The facts that a manifest of format 2 records of it; without them, it is compared only with its own
+            checksums and counts.
 
     Raises:
-        MissingFileError: There is none.
+        MissingFileError: The index does not exist.
         StorageError: It cannot be read.
         DatasetError: It is damaged, or of an unknown version.
     """
@@ -500,22 +501,22 @@ def read_index(storage: Storage, url: str, facts: FileFacts | None = None) -> Sh
 
 
 def open_index(storage: Storage, folder: str, shard: Shard) -> ShardIndex:
-    """Open the index that a manifest promises of a shard, compared with what the manifest says.
+    """Open a shard's index, and compare it with the shard's entry in the manifest.
 
     Args:
         storage: Serves it.
-        folder: The manifest's.
+        folder: The manifest's folder.
         shard: The manifest's entry for the shard.
 
     Raises:
-        MissingFileError: There is none.
+        MissingFileError: The index does not exist.
         StorageError: It cannot be read.
         DatasetError: It is damaged, or another shard's.
     """
     url, shard_url = join(folder, shard.index_url), join(folder, shard.url)
     index = read_index(storage, url, shard.index)
     found = describe_shard(shard.url, index.facts, index.blocks, shard.index)
-    if replace(found, file_size=shard.file_size) != shard:  # the shard's own size is compared with the shard
+    if replace(found, file_size=shard.file_size) != shard:  # the file size is compared when the shard itself is read
         raise DatasetError(
             f"{url}: is the index of another shard than the manifest lists as {shard_url}; fetch both again, or make "
             "them again with 'shardkit index'",
@@ -525,10 +526,10 @@ def open_index(storage: Storage, folder: str, shard: Shard) -> ShardIndex:
 
 
 def read_named_index(storage: Storage, folder: str, name: str) -> tuple[ShardIndex, FileFacts]:
-    """Read an index that no manifest lists, compared with the hash in its name, and return what a manifest says of it.
+    """Read an index that no manifest lists, compare it with the hash in its name, and return its facts too.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The index does not exist.
         DatasetError: It is damaged.
     """
     url = join(folder, f"{INDEX_FOLDER}/{name}")
@@ -538,14 +539,14 @@ def read_named_index(storage: Storage, folder: str, name: str) -> tuple[ShardInd
         index = ShardIndex.from_bytes(data, url)
         facts = facts_of(data, index.group_rows)
         if name != split_url(index_file_name(index.facts.shard, facts.sha256))[1]:
-            raise DatasetError(f"{url}: is not what its name says; make it again with 'shardkit index'", url=url)
+            raise DatasetError(f"{url}: does not match its name; make it again with 'shardkit index'", url=url)
         return index, facts
 
     return read_right(url, read)
 
 
 def choose_block_samples(num_samples: int, total_bytes: int, block_bytes: int) -> int:
-    """Return how many samples a block has, so that it is about ``block_bytes``: between 1 and 1 024.
+    """Return the number of samples in a block so that it has about ``block_bytes``: between 1 and 1,024.
 
     Example:
         >>> choose_block_samples(1000, 60_000_000, 1_000_000)

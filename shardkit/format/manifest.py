@@ -1,11 +1,11 @@
 """The manifest: the list of a dataset's shards. A dataset exists if and only if it has one; it is published last.
 
 ``manifest.json`` is a superset of the JSON that wids reads (``wids_version``, ``shardlist`` with ``url``,
-``nsamples`` and ``filesize``), so that wids opens it as it is. While a dataset is being written, ``unfinished.json``
-stands in its place.
+``nsamples`` and ``filesize``), so that wids can open it unchanged. While a dataset is being written, the folder has
+``unfinished.json`` instead.
 
-In format 2 it begins with a CRC-32 of itself, and holds the size, the SHA-256 and the footer's CRC-32 of every index
-and side file. So everything that is read of a dataset is compared with a checksum before it is parsed. Those files lie
+In format 2 it begins with its own CRC-32, and holds the size, the SHA-256 and the footer's CRC-32 of every index and
+side file. So everything that is read from a dataset is compared with a checksum before it is parsed. Those files are
 in ``__index__/``, which other programs skip when they look for shards. Their names contain a hash of their content, so
 a new file never replaces one that is being read. Format 1 has its indexes beside the shards and no such checksums; it
 can still be read, but is no longer written.
@@ -43,11 +43,11 @@ UNFINISHED_NAME = "unfinished.json"
 SHARD_SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 MAX_MANIFEST_BYTES = 256_000_000
-"""The most bytes that a manifest may have: those of some 600,000 shards."""
+"""The largest size of a manifest in bytes: enough for about 600,000 shards."""
 
 _READ_BYTES = 1 << 20
-_BYTES_A_VALUE = 12  # of JSON, at least, on average: a shard's entry has 25 for each of its values
-_SOME_VALUES = 100_000  # in any case
+_BYTES_A_VALUE = 12  # the least average bytes of JSON per value; a shard's entry has 25 per value
+_SOME_VALUES = 100_000  # accepted in a manifest of any size
 _CRC32 = b'{\n "crc32": "'
 _CRC32_AT = slice(len(_CRC32), len(_CRC32) + 8)
 _TAR_SUM_AT = slice(148, 156)  # as in every tar header
@@ -63,15 +63,15 @@ class Shard:
     """A manifest's entry for one shard.
 
     Attributes:
-        url: Where it is, relative to the manifest.
-        samples: How many it has.
+        url: The shard's URL, relative to the manifest.
+        samples: The number of samples.
         file_size: Its size as stored, in bytes.
         tar_size: The uncompressed tar's size, in bytes.
-        sha256: Of the uncompressed tar, in hexadecimal.
+        sha256: The SHA-256 of the uncompressed tar, in hexadecimal.
         compression: ``none``, ``zst``, ``gz``, ``bz2`` or ``xz``.
-        blocks: How many blocks it has.
-        blocks_crc32: Of its rows in the file of block tables; None in format 1.
-        index: What is known of its index; None in format 1.
+        blocks: The number of blocks.
+        blocks_crc32: The CRC-32 of its rows in the file of block tables; None in format 1.
+        index: The facts of its index; None in format 1.
     """
 
     url: str
@@ -86,26 +86,26 @@ class Shard:
 
     @property
     def index_url(self) -> str:
-        """Where its index is, relative to the manifest."""
+        """Its index's URL, relative to the manifest."""
         return index_name(self.url) if self.index is None else index_file_name(self.url, self.index.sha256)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dataset consists of.
+    """The list of a dataset's shards, and the facts of the whole dataset.
 
     Attributes:
         shards: Its shards, in order.
-        block_samples: How many samples a block has; a shard's last block may have fewer.
+        block_samples: The number of samples in a block; a shard's last block may have fewer.
         fields: The fields that occur, sorted.
         unique_keys: Whether no key occurs twice in the dataset.
         classes: Names of the classes, by number; empty if they are not known.
         columns: The promoted columns of the indexes and their Arrow types.
-        packed: How it was made, for people; empty if it was indexed.
-        block_file: What is known of the file with the block tables of all shards; None in format 1.
-        column_file: What is known of the file with the promoted columns of all samples; None where there are none, and
-            in format 1.
-        version: Of the format: 1 or 2.
+        packed: How it was packed, for people; empty if it was made by indexing.
+        block_file: The facts of the file with the block tables of all shards; None in format 1.
+        column_file: The facts of the file with the promoted columns of all samples; None in format 1 and without
+            promoted columns.
+        version: The version of the format: 1 or 2.
         url: The folder that it was read from; not part of the file.
 
     Example:
@@ -136,7 +136,7 @@ class Manifest:
 
     @cached_property
     def num_samples(self) -> int:
-        """How many samples the dataset has."""
+        """The number of samples in the dataset."""
         return sum(shard.samples for shard in self.shards)
 
     @cached_property
@@ -159,12 +159,12 @@ class Manifest:
 
     @property
     def block_file_url(self) -> str:
-        """Where the file of block tables is, relative to the manifest."""
+        """The URL of the file of block tables, relative to the manifest."""
         return f"{INDEX_FOLDER}/blocks.{self.block_file.sha256[:_SHORT_HASH]}.npy" if self.block_file else ""
 
     @property
     def column_file_url(self) -> str:
-        """Where the file of promoted columns is, relative to the manifest."""
+        """The URL of the file of promoted columns, relative to the manifest."""
         return f"{INDEX_FOLDER}/columns.{self.column_file.sha256[:_SHORT_HASH]}.parquet" if self.column_file else ""
 
     def to_json(self) -> str:
@@ -205,7 +205,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, url: str = "", allow_any_url: bool = False) -> "Manifest":
-        """Return the manifest that a text describes.
+        """Return the manifest with this content.
 
         Args:
             text: The content of a ``manifest.json``.
@@ -248,10 +248,10 @@ class Manifest:
 
 
 def _sealed(rest: bytes) -> bytes:
-    """Return the text of a manifest: its first 512 bytes, with its checksum, and what follows them.
+    """Return the text of a manifest: its first 512 bytes, which contain its checksum, and then ``rest``.
 
-    They are JSON, and the header of a tar member of a private type as well, whose data is what follows. So programs
-    that open all files of a folder as tars (Ray Data) find none in the manifest, and go on.
+    The first 512 bytes are JSON, and also the header of a tar member of a private type whose data is ``rest``. So
+    programs that open all files of a folder as tars (Ray Data) find no regular member in the manifest, and continue.
     """
     rest += b"\n" * (-len(rest) % _HEAD_BYTES)
     name = _CRC32 + bytes(8) + b'",\n "tar_header": "'
@@ -263,7 +263,7 @@ def _sealed(rest: bytes) -> bytes:
 
 
 def _crc32_of(data: bytes | bytearray) -> int:
-    """Return the CRC-32 of a manifest, in which its digits and those of the tar header's checksum count as 0."""
+    """Return the CRC-32 of a manifest; its own digits and the tar header's checksum count as 0."""
     head = bytearray(data[:_HEAD_BYTES])
     head[_CRC32_AT] = head[_TAR_SUM_AT] = bytes(8)
     return int(crc32(memoryview(data)[_HEAD_BYTES:], crc32(head)))
@@ -274,7 +274,7 @@ def _tar_sum(head: bytes | bytearray) -> bytes:
 
 
 def _check_text(data: bytes) -> None:
-    """Compare a manifest with its checksum, and bound what it becomes, before it is parsed. Raises ValueError."""
+    """Check a manifest's size, number of values and checksum before it is parsed. Raises ValueError."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ValueError(f"it has {format_bytes(len(data))}, expected at most {format_bytes(MAX_MANIFEST_BYTES)}")
     head = data[:_HEAD_BYTES]
@@ -291,7 +291,7 @@ def _parse(data: dict[str, Any], url: str, *, has_crc32: bool) -> Manifest:
     """Return the manifest that a JSON object describes. Raises KeyError, TypeError or ValueError."""
     version = data["shardkit_version"]
     if has_crc32 != (version > 1):
-        raise ValueError("its first line is not that of its format")
+        raise ValueError("its first line does not match its format")
     _check_types(data)
     shards = tuple(
         Shard(
@@ -309,7 +309,7 @@ def _parse(data: dict[str, Any], url: str, *, has_crc32: bool) -> Manifest:
     block_file = None if version == 1 else FileFacts(**data["block_file"])
     column_file = None if version == 1 or data["column_file"] is None else FileFacts(**data["column_file"])
     if bool(data["columns"]) != (column_file is not None) and version > 1:
-        raise ValueError("it has columns without their file, or the other way round")
+        raise ValueError("it has columns without their file, or the file without columns")
     return Manifest(
         shards,
         data["block_samples"],
@@ -326,7 +326,7 @@ def _parse(data: dict[str, Any], url: str, *, has_crc32: bool) -> Manifest:
 
 
 def _check_types(data: dict[str, Any]) -> None:
-    """Check that a manifest's values are what they should be. Raises KeyError, TypeError or ValueError."""
+    """Check the types and ranges of a manifest's values. Raises KeyError, TypeError or ValueError."""
     for name, kind in _TYPES.items():
         if type(data[name]) is not kind:
             raise TypeError(f"{name} is {data[name]!r:.50}, expected {kind.__name__}")
@@ -347,7 +347,7 @@ def _check_types(data: dict[str, Any]) -> None:
     if min(numbers) < 0 or sum(numbers) >= 1 << 63:
         raise ValueError("a number is out of range")
     if not all(len(sha) == 64 and _HEXADECIMAL.issuperset(sha) for sha in (file["sha256"] for file in files)):
-        raise ValueError("a SHA-256 is none")
+        raise ValueError("a SHA-256 is not 64 hexadecimal digits")
 
 
 def read_manifest(
@@ -361,14 +361,15 @@ def read_manifest(
 
     Args:
         url: The dataset's folder, or its ``manifest.json``.
-        digest: Of the dataset that is meant. If a newer one has taken its place, its own manifest is looked for.
+        digest: The digest of the expected dataset. If a newer dataset has replaced it, the manifest that is kept under
+            this digest is read.
         storage_options: Passed to the storage.
         allow_any_url: Accept shards outside the folder. Only for manifests whose author you trust.
 
     Raises:
         UnfinishedDatasetError: The dataset is being written, or its writer was killed.
-        DatasetError: There is no manifest, it is not usable, or it is another dataset's than ``digest`` says.
-        ArgumentError: ``digest`` is none.
+        DatasetError: There is no manifest, it is not usable, or its dataset has another digest.
+        ArgumentError: ``digest`` is not a digest.
 
     Example:
         >>> read_manifest("no/such/folder")  # doctest: +ELLIPSIS
@@ -394,16 +395,16 @@ def read_manifest(
         if earlier.digest == digest:
             return earlier
     raise DatasetError(
-        f"{folder}: is the dataset {manifest.digest}, expected {digest}; it was replaced, or is another one. Look at "
+        f"{folder}: is the dataset {manifest.digest}, expected {digest}; it was replaced, or is another one. Check "
         "what has changed before you pass its digest",
         url=folder,
     )
 
 
 def _no_manifest(folder: str, name: str) -> DatasetError:
-    """Return the error for a folder without a manifest: there may be no such folder, or datasets in it."""
+    """Return the error for a folder without a manifest: it may not exist, or its folders may be datasets."""
     problem = f"has no {name}, so it is not a dataset; make one with 'shardkit index {folder}'"
-    if is_web(folder):  # which has no list of its files, and takes none
+    if is_web(folder):  # whose files cannot be listed, and where nothing can be written
         problem = f"has no {name}, so it is not a dataset; run 'shardkit index' where the shards come from, and upload "
         problem += "what it writes, or index a pattern of their names, with --out for a folder of yours"
     elif not is_remote(folder):
@@ -417,11 +418,11 @@ def _no_manifest(folder: str, name: str) -> DatasetError:
 
 
 def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bool) -> Manifest:
-    """Return the manifest that stands in a folder under a name, whether the dataset is finished or not.
+    """Return the manifest that a folder has under a name, whether the dataset is finished or not.
 
     Raises:
         DatasetError: It is not usable.
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no such file.
     """
     url = join(folder, name)
 
@@ -433,48 +434,48 @@ def load_manifest(storage: Storage, folder: str, name: str, *, allow_any_url: bo
 
 
 def check_finished(storage: Storage, folder: str, *, by_pack: bool = False) -> None:
-    """Check that no unfinished dataset stands in a folder.
+    """Check that a folder has no unfinished dataset.
 
     Args:
         storage: Serves the folder.
         folder: The folder.
-        by_pack: Accept what a ``ShardWriter`` has left, which can be made a dataset, unless it has not yet deleted
-            the dataset that it was to replace.
+        by_pack: Refuse only what ``pack`` left. Accept the shards of a ``ShardWriter``, which can be made a dataset,
+            unless it has not yet deleted the dataset that it replaces.
 
     Raises:
-        UnfinishedDatasetError: One does.
+        UnfinishedDatasetError: It has one.
     """
     url = join(folder, UNFINISHED_NAME)
     try:
         storage.info(url)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # S3 forbids to know what does not exist
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # S3 may deny access to a file that does not exist
         return
     marker = read_writer_marker(storage, folder)
     if marker is None:
-        writer, advice = "pack", "run the same pack again to go on, or pass overwrite=True to begin anew"
+        writer, advice = "pack", "run the same pack again to continue, or pass overwrite=True to start over"
     elif marker.get("replaces"):
-        writer, advice = "ShardWriter", "begin anew with ShardWriter(..., resume=True)"
+        writer, advice = "ShardWriter", "start over with ShardWriter(..., resume=True)"
     elif by_pack:
         return
     else:
         writer, advice = (
             "ShardWriter",
             (
-                f"go on with ShardWriter(..., resume=True), or run 'shardkit index {folder}' to make a dataset of the "
-                "shards that are whole"
+                f"continue with ShardWriter(..., resume=True), or run 'shardkit index {folder}' to make a dataset of "
+                "the complete shards"
             ),
         )
     raise UnfinishedDatasetError(
-        f"{folder}: is unfinished: it is being written, or its {writer} was stopped ({UNFINISHED_NAME} stands in it). "
+        f"{folder}: is unfinished: it is being written, or its {writer} was stopped (it has a {UNFINISHED_NAME}). "
         f"If nobody is writing it, {advice}",
         url=folder,
     )
 
 
 def read_writer_marker(storage: Storage, folder: str) -> dict[str, Any] | None:
-    """Return what a ``ShardWriter`` has written down of the unfinished dataset in a folder; None if there is none.
+    """Return what a ``ShardWriter`` has recorded of the unfinished dataset in a folder; None if there is none.
 
-    Those are its ``classes``; and ``replaces``, true for as long as shards of a dataset that it replaces may be there.
+    This is ``classes``, its class names, and ``replaces``: whether shards of a dataset that it replaces may be there.
     """
     try:
         marker = json.loads(read_whole(storage, join(folder, UNFINISHED_NAME)))
@@ -484,7 +485,7 @@ def read_writer_marker(storage: Storage, folder: str) -> dict[str, Any] | None:
 
 
 def find_names(storage: Storage, folder: str, names: Iterable[str]) -> list[str]:
-    """Return which of some files there are in a folder that cannot be listed."""
+    """Return those of the given names that exist in a folder that cannot be listed."""
     found = []
     for name in names:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # as in check_finished
@@ -508,7 +509,7 @@ def read_whole(storage: Storage, url: str, *, most: int = MAX_MANIFEST_BYTES, fr
             size = max(size, sum(map(len, pieces)))
         if size > most:
             raise DatasetError(
-                f"{url}: has {format_bytes(size)}, expected at most {format_bytes(most)}; it is not of shardkit",
+                f"{url}: has {format_bytes(size)}, expected at most {format_bytes(most)}; shardkit did not write it",
                 url=url,
             )
         return b"".join(pieces)
@@ -523,7 +524,7 @@ def write_whole(storage: Storage, url: str, data: bytes, *, overwrite: bool = Fa
 
 
 def strip_suffix(name: str) -> str:
-    """Return a shard's name without ``.tar`` and what follows.
+    """Return a shard's name without ``.tar`` and everything after it.
 
     Example:
         >>> strip_suffix("train-000000.tar.zst")
@@ -536,9 +537,9 @@ def strip_suffix(name: str) -> str:
 
 
 def index_name(url: str) -> str:
-    """Return where a shard's index is in format 1, relative to the manifest.
+    """Return the URL of a shard's index in format 1, relative to the manifest.
 
-    That is beside the shard; for a shard outside the manifest's folder it is in that folder.
+    The index is beside the shard; for a shard outside the manifest's folder it is in the manifest's folder.
 
     Example:
         >>> index_name("a/train-000000.tar.zst"), index_name("../read-only/train-000000.tar")
@@ -548,18 +549,18 @@ def index_name(url: str) -> str:
 
 
 def index_file_name(url: str, sha256: str) -> str:
-    """Return where a shard's index is in format 2, relative to the manifest; its name changes with its content.
+    """Return the URL of a shard's index in format 2, relative to the manifest; its name changes with its content.
 
     Example:
         >>> index_file_name("a/train-000000.tar.zst", "0123456789abcdef" * 4)
         '__index__/train-000000.0123456789abcdef.parquet'
     """
-    stem = strip_suffix(split_url(url)[1].rpartition("/")[2])  # of a web address, a name may have slashes
+    stem = strip_suffix(split_url(url)[1].rpartition("/")[2])  # the name in a web address may have slashes
     return f"{INDEX_FOLDER}/{stem}.{sha256[:_SHORT_HASH]}.parquet"
 
 
 def version_name(digest: str) -> str:
-    """Return where the manifest of the dataset with a digest stays, relative to ``manifest.json``.
+    """Return the URL of the manifest that is kept under a digest, relative to ``manifest.json``.
 
     Example:
         >>> version_name("0123456789abcdef" * 4)
@@ -576,7 +577,7 @@ def _is_inside(url: str) -> bool:
 def _check_url(url: str, where: str, *, allow_any_url: bool) -> None:
     if not can_be_a_path(url):
         raise DatasetError(
-            f"{where}: names the shard {url!r}, which no file can be called; it was edited or damaged, so fetch it "
+            f"{where}: names the shard {url!r}, which cannot be a file's name; it was edited or damaged, so fetch it "
             "again, or make it again with 'shardkit index'",
             url=where,
         )

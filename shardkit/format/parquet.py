@@ -1,9 +1,9 @@
-"""Parquet files of which nothing is parsed before it was compared with its checksum, and nothing without a bound.
+"""Parquet files whose checksums are verified before anything is parsed, and whose decoded size is bounded.
 
-A reader that is told of a flipped bit by wrong values, or of a few bytes that stand for gigabytes by a full memory, is
-told too late. So the footer is compared with what the manifest says of it, and each column chunk with the CRC-32 that
-the footer has of it under ``shardkit.chunks``; the headers of a chunk's pages say how large it becomes, and how many
-values it has, before it is decompressed. Files of format 1 have no such checksums; all else holds for them too.
+Without this, a flipped bit would give wrong values, and a few bytes that decode to gigabytes would fill the memory. So
+the footer is compared with the CRC-32 in the manifest, and each column chunk with its CRC-32 in the footer's metadata
+``shardkit.chunks``. The headers of a chunk's pages give its decompressed size and its number of values before it is
+decompressed. Files of format 1 have no such checksums; their sizes and counts are checked too.
 
 The layout of Parquet: https://parquet.apache.org/docs/file-format/. Page headers are structs of Thrift's compact
 protocol.
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNKS = b"shardkit.chunks"
-"""The name of what the footer says of its column chunks, row group by row group: 28 hexadecimal digits each, 12 of its
-offset, 8 of its size and 8 of its CRC-32."""
+"""The footer's metadata entry about its column chunks, row group by row group. Each has 28 hexadecimal digits: 12 for
+its offset, 8 for its size and 8 for its CRC-32."""
 MAX_FOOTER_BYTES = 32_000_000
 MAX_ROWS_BYTES = 128_000_000
-"""The most bytes that the rows of one read may take, decompressed."""
+"""The largest decompressed size of the rows of one read, in bytes."""
 
 _MAGIC = b"PAR1"
 _TAIL = struct.Struct("<I4s")  # the footer's length and the magic
 _PLAIN = 0
 _LARGEST_NUMBER_BITS = 128
-_VALUES_PER_BYTE = 8  # of a column of lists: a bit is the least that a value takes
+_VALUES_PER_BYTE = 8  # in a column of lists: a value takes at least one bit
 _MOST_COLUMNS = 10_000
 _CHUNK_DIGITS = 28
 _LEAST_GROUP_ROWS = 4096
@@ -45,25 +45,25 @@ _MOST_GROUP_ROWS = 65_536
 _MOST_GROUPS = 1024
 _GROUP_BYTES = MAX_ROWS_BYTES // 4
 _PIECE_BYTES = 1 << 20
-_MAX_DEPTH = 16  # of structs and lists in a footer; it has six
+_MAX_DEPTH = 16  # of structs and lists in a footer; real footers have six
 _UNPARSABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-_SMALL_BYTES = 1 << 22  # are fetched at once from far away
+_SMALL_BYTES = 1 << 22  # remote files up to this size are fetched as a whole
 
 
 class ParquetError(Exception):
-    """A file is not what its checksums, its counts or its bounds say; the caller knows which file it is."""
+    """A file does not match its checksums or counts, or exceeds a bound; the caller adds the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a manifest says of a file beside the shards.
+    """The facts that a manifest records of an index or a side file.
 
     Attributes:
-        size: In bytes.
-        sha256: Of all of it, in hexadecimal.
-        footer_size: How many bytes its end has that must be read first; 0 if it is no Parquet file.
-        footer_crc32: Of those bytes.
-        group_rows: How many rows a row group has; the last may have fewer.
+        size: The file's size in bytes.
+        sha256: The SHA-256 of the whole file, in hexadecimal.
+        footer_size: The size in bytes of the footer, which is read first; 0 if it is not a Parquet file.
+        footer_crc32: The CRC-32 of the footer.
+        group_rows: The number of rows in a row group; the last may have fewer.
     """
 
     size: int
@@ -74,7 +74,7 @@ class FileFacts:
 
 
 class _Chunk(NamedTuple):
-    """Where the column chunk of a leaf lies, and its CRC-32; None in format 1, which has none."""
+    """The place of a leaf's column chunk, and its CRC-32, which is None in format 1."""
 
     offset: int
     size: int
@@ -82,11 +82,11 @@ class _Chunk(NamedTuple):
 
 
 def choose_group_rows(rows: int, size: int) -> int:
-    """Return how many rows a row group has: few, as a reader of one row reads them all, but not too many groups.
+    """Return the number of rows in a row group: few, because reading a row reads its group, but not too many groups.
 
     Args:
-        rows: How many rows there are in all.
-        size: How many bytes they take.
+        rows: The number of all rows.
+        size: Their size in bytes.
 
     Example:
         >>> choose_group_rows(10_000, 700_000), choose_group_rows(10_000_000, 700_000_000)
@@ -109,15 +109,15 @@ def write_parquet(
     group_rows: int,
     encodings: Mapping[str, str] | None = None,
 ) -> FileFacts:
-    """Write a Parquet file with checksums of its column chunks, and return what a manifest says of it.
+    """Write a Parquet file with checksums of its column chunks, and return the facts that a manifest records of it.
 
     Args:
-        file: Where to: a file without content that can be read as well.
-        groups: Its row groups, of ``group_rows`` rows each but for the last.
-        schema: Of each of them.
-        metadata: What its footer says beside.
-        group_rows: How many rows a row group has.
-        encodings: How columns are encoded, by name; the others plainly.
+        file: An empty file, opened for writing and reading.
+        groups: Its row groups, of ``group_rows`` rows each except the last.
+        schema: The schema of each group.
+        metadata: More metadata for its footer.
+        group_rows: The number of rows in a row group.
+        encodings: The encodings of columns, by name; other columns are encoded plainly.
     """
     import pyarrow.parquet as pq
 
@@ -134,8 +134,8 @@ def write_parquet(
             if len(group):
                 writer.write_table(group, row_group_size=len(group))
                 count += 1
-        # The checksums are known when all is written, and only the footer says where a chunk begins: so there is room
-        # for them in it, which is filled when it has been written.
+        # The checksums are known only after everything is written, and only the footer has the chunks' offsets. So the
+        # footer is written with placeholders, which are filled in afterwards.
         room = b"?" * (_CHUNK_DIGITS * count * sum(map(len, _leaves_of(schema).values())))
         writer.add_key_value_metadata({**metadata, CHUNKS.decode(): room.decode()})
     size = file.seek(0, os.SEEK_END)
@@ -162,7 +162,7 @@ def write_parquet(
 
 
 def facts_of(data: bytes, group_rows: int) -> FileFacts:
-    """Return what a manifest records of a file with this content and ``group_rows`` rows in a row group."""
+    """Return the facts of a file with this content and ``group_rows`` rows in a row group."""
     footer_size = _TAIL.unpack(data[-_TAIL.size :])[0] + _TAIL.size
     sha256 = hashlib.sha256(data).hexdigest()
     return FileFacts(len(data), sha256, footer_size, crc32(data[-footer_size:]), group_rows)
@@ -178,15 +178,15 @@ def _crc32_of(file: BinaryIO, offset: int, size: int) -> int:
 
 
 class CheckedParquet:
-    """A Parquet file whose footer has been compared and parsed; its rows are when they are asked for.
+    """A Parquet file whose footer is verified and parsed at once, and whose rows are on request.
 
     Args:
-        read: Returns ``size`` bytes of the file from ``offset`` on; called as ``read(offset, size)``.
+        read: Called as ``read(offset, size)``; returns ``size`` bytes of the file that begin at ``offset``.
         size: The file's size in bytes.
-        facts: What the manifest says of the file; None where no manifest has checksums of it.
+        facts: The facts that the manifest records of it; None if no manifest has checksums of it.
 
     Raises:
-        ParquetError: The footer is not what the facts say, or too large.
+        ParquetError: The footer does not match the facts, or is too large.
         pyarrow.ArrowException: It cannot be parsed.
     """
 
@@ -206,7 +206,7 @@ class CheckedParquet:
         if self._metadata.num_columns > _MOST_COLUMNS:
             raise ParquetError(f"it has {self._metadata.num_columns:,} columns, expected at most {_MOST_COLUMNS:,}")
         self._file = _Chunks(size)
-        # pyarrow must not start threads: those that are left when a short program ends abort it ("terminate called
+        # pyarrow must not start threads: threads that still run when a short program ends abort it ("terminate called
         # without an active exception", 1 of 100 runs of `shardkit cat`, pyarrow 26).
         self._parquet = pq.ParquetFile(
             self._file, metadata=self._metadata, page_checksum_verification=True, pre_buffer=False
@@ -214,11 +214,11 @@ class CheckedParquet:
         self._schema: pa.Schema = self._parquet.schema_arrow.remove_metadata()
         self._leaves = _leaves_of(self._schema)
         if len(self._leaves) != len(self._schema):
-            raise ParquetError("it has two columns of one name")
+            raise ParquetError("it has two columns with the same name")
         for field in self._schema:
             if _has_dictionary(field.type):
                 raise ParquetError(
-                    f"column {field.name!r} has values in a dictionary, which take more where they are used"
+                    f"column {field.name!r} has values in a dictionary, which take more memory when they are decoded"
                 )
         digits = self.metadata.get(CHUNKS)
         if digits is not None:
@@ -231,7 +231,7 @@ class CheckedParquet:
         else:
             raise ParquetError("its footer has no checksums of its column chunks")
         if len(self._chunks) != self._metadata.num_row_groups * self._metadata.num_columns:
-            raise ParquetError(f"its footer says where {len(self._chunks):,} column chunks are, which is not all")
+            raise ParquetError(f"its footer has the places of {len(self._chunks):,} column chunks, which are not all")
 
     def _footer_size(self, size: int) -> int:
         if size < _TAIL.size:
@@ -243,7 +243,7 @@ class CheckedParquet:
 
     @property
     def metadata(self) -> Mapping[bytes, bytes]:
-        """What the footer says beside."""
+        """The other metadata of the footer."""
         return self._metadata.metadata or {}
 
     @property
@@ -253,11 +253,11 @@ class CheckedParquet:
 
     @property
     def num_groups(self) -> int:
-        """How many row groups it has."""
+        """The number of row groups."""
         return int(self._metadata.num_row_groups)
 
     def check_groups(self, rows: int, group_rows: int) -> None:
-        """Check that it has ``rows`` rows, in groups of ``group_rows`` but for the last. Raises ParquetError."""
+        """Check that it has ``rows`` rows in groups of ``group_rows`` except the last. Raises ParquetError."""
         found = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
         last = rows - (len(found) - 1) * group_rows
         if found and (found[:-1] != [group_rows] * (len(found) - 1) or found[-1] != last or last > group_rows):
@@ -269,7 +269,7 @@ class CheckedParquet:
         """Return some columns of a row group.
 
         Raises:
-            ParquetError: They are not what their checksums or the footer say, or would take too much memory.
+            ParquetError: They do not match their checksums or the footer, or would take too much memory.
             pyarrow.ArrowException: They cannot be parsed.
         """
         import pyarrow as pa
@@ -300,7 +300,7 @@ class CheckedParquet:
         """Return a column whose pages are loaded.
 
         Values that are encoded by what they share with others may become any number of times larger, but each is at
-        most as large as all that is encoded; so they are decoded a few at a time, and what they take is counted.
+        most as large as all encoded data. So they are decoded a few at a time, and their sizes are added up.
         """
         import pyarrow as pa
 
@@ -323,7 +323,7 @@ class CheckedParquet:
         )
 
     def _load(self, group: int, leaf: int, rows: int) -> tuple[int, bool]:
-        """Read a column chunk and compare it; return how large it becomes, and whether its values are plain."""
+        """Read a column chunk and verify it; return its decompressed size, and whether its values are plain."""
         chunk = self._chunks[group * self._metadata.num_columns + leaf]
         path = self._metadata.schema.column(leaf).path
         if not 0 <= chunk.size <= MAX_ROWS_BYTES or chunk.offset < 0:
@@ -349,24 +349,25 @@ class CheckedParquet:
 
 
 def checked_bytes(data: bytes, facts: FileFacts | None) -> CheckedParquet:
-    """Return a Parquet file of which all is there. Raises as ``CheckedParquet`` does."""
+    """Return a Parquet file with this content. Raises the same errors as ``CheckedParquet``."""
     if facts is not None and (found := hashlib.sha256(data).hexdigest()) != facts.sha256:
         raise ParquetError(f"it has the SHA-256 {found[:16]}..., expected {facts.sha256[:16]}...")
     return CheckedParquet(lambda offset, count: data[offset : offset + count], len(data), facts)
 
 
 def checked_file(storage: Storage, url: str, facts: FileFacts | None, *, fresh: bool) -> CheckedParquet:
-    """Open a Parquet file: only its footer is read, or all of it, where it is small and far away.
+    """Open a Parquet file and read its footer; a small remote file is read as a whole.
 
     Args:
         storage: Serves it.
-        url: Where it is.
-        facts: What the manifest says of it; None where no manifest has checksums of it.
+        url: The file.
+        facts: The facts that the manifest records of it; None if no manifest has checksums of it.
         fresh: Take nothing from a cache.
 
     Raises:
         OSError: It cannot be read.
-        ParquetError: As ``CheckedParquet`` does, as are those of pyarrow.
+        ParquetError: As from ``CheckedParquet``.
+        pyarrow.ArrowException: As from ``CheckedParquet``.
     """
     size = facts.size if facts else None
     if is_remote(url) and (size or 0) <= _SMALL_BYTES:
@@ -386,7 +387,7 @@ def checked_file(storage: Storage, url: str, facts: FileFacts | None, *, fresh: 
 
 @contextmanager
 def damage_of(url: str, problem: str = "is damaged") -> Iterator[None]:
-    """Raise what shows that a file is damaged as a DatasetError that names it; not what says that it cannot be read."""
+    """Turn errors that show damage into a DatasetError that names the file; errors of reading pass unchanged."""
     import pyarrow as pa
 
     try:
@@ -402,17 +403,17 @@ def damage_of(url: str, problem: str = "is damaged") -> Iterator[None]:
 
 
 class StoredParquet:
-    """A Parquet file that is opened again where what came of it is wrong.
+    """A Parquet file that is opened again if its data is wrong.
 
     Args:
         open_file: Opens it; called with ``fresh``.
-        url: What it is called in messages.
-        fresh: What ``open_file`` is called with at first.
+        url: Its name in messages.
+        fresh: The value of ``fresh`` in the first call.
 
     Attributes:
-        file: The file as it was opened last.
+        file: The file from the last call of ``open_file``.
 
-    Raises as ``open_file`` does.
+    It raises the errors of ``open_file``.
     """
 
     def __init__(self, open_file: Callable[..., CheckedParquet], url: str, *, fresh: bool = False) -> None:
@@ -421,12 +422,12 @@ class StoredParquet:
         self.file = open_file(fresh=fresh)
 
     def read(self, columns: Sequence[str], group: int, check: Callable[["pa.Table"], None] | None = None) -> "pa.Table":
-        """Return some columns of a row group that is as it should be.
+        """Return some columns of a row group; if they are wrong, open the file again.
 
         Args:
-            columns: Their names.
+            columns: The columns' names.
             group: The number of the group.
-            check: Raises DatasetError if they are not what they should be.
+            check: Raises DatasetError if the columns are wrong.
 
         Raises:
             DatasetError: They are damaged.
@@ -446,7 +447,7 @@ class StoredParquet:
 
 
 class _Chunks(io.RawIOBase):
-    """The column chunks that were read, as the file that pyarrow wants."""
+    """The column chunks that were read, as a file for pyarrow."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -479,11 +480,11 @@ class _Chunks(io.RawIOBase):
             if at >= 0 and at + size <= len(data):
                 self._position += size
                 return data[at : at + size]
-        raise OSError(f"bytes {self._position:,} to {self._position + size:,} belong to no column that is wanted")
+        raise OSError(f"bytes {self._position:,} to {self._position + size:,} belong to no requested column")
 
 
 def _leaves_of(schema: "pa.Schema") -> dict[str, range]:
-    """Return the numbers of each column's leaves: one, but for lists and structs."""
+    """Return the numbers of each column's leaves; only lists and structs have several."""
     leaves = {}
     first = 0
     for field in schema:
@@ -505,7 +506,7 @@ def _has_dictionary(kind: "pa.DataType") -> bool:
 
 
 def _may_grow(kind: "pa.DataType") -> bool:
-    """Return whether values of a type can take much more than the few bytes that encode them."""
+    """Return whether values of a type can take much more memory than their encoded bytes."""
     try:
         return bool(kind.bit_width > _LARGEST_NUMBER_BITS)
     except ValueError:
@@ -513,9 +514,9 @@ def _may_grow(kind: "pa.DataType") -> bool:
 
 
 def _read_chunks(footer: bytes) -> list[_Chunk]:
-    """Return where the column chunks lie, row group by row group, as a footer says. Raises ParquetError.
+    """Return the places of the column chunks from a footer, row group by row group. Raises ParquetError.
 
-    pyarrow would say so, too, but aborts the process where statistics of a column are damaged (26.0).
+    pyarrow has them too, but it aborts the process if the statistics of a column are damaged (26.0).
     """
     try:
         metadata, _ = _read_struct(footer, 0, 0)
@@ -523,15 +524,15 @@ def _read_chunks(footer: bytes) -> list[_Chunk]:
         for group in metadata[4]:
             for column in group[1]:
                 told = column[3]
-                starts = [told[number] for number in (9, 11) if number in told]  # of data, and of a dictionary
+                starts = [told[number] for number in (9, 11) if number in told]  # of the data, and of a dictionary
                 chunks.append(_Chunk(min(starts), told[7], None))
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ParquetError("its footer does not say where its columns are") from error
+        raise ParquetError("its footer does not have the places of its columns") from error
     return chunks
 
 
 class _Page(NamedTuple):
-    """What a page's header says: its size when decompressed, how many values it adds, and how they are encoded."""
+    """The facts in a page's header: its decompressed size, its number of values, and their encoding."""
 
     size: int
     values: int
@@ -539,7 +540,7 @@ class _Page(NamedTuple):
 
 
 def _pages(data: bytes) -> Iterator[_Page]:
-    """Yield what the pages of a column chunk say of themselves. Raises ParquetError."""
+    """Yield the facts in the headers of a column chunk's pages. Raises ParquetError."""
     at = 0
     while at < len(data):
         try:
@@ -551,7 +552,7 @@ def _pages(data: bytes) -> Iterator[_Page]:
             encoding = kind[4] if 8 in header else kind[2]
             page = _Page(size, 0 if is_dictionary else kind[1], -1 if is_dictionary else encoding)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ParquetError(f"a page's header at byte {at:,} of a column is none") from error
+            raise ParquetError(f"a column has no valid page header at byte {at:,}") from error
         at += stored
         if min(size, stored, page.values) < 0 or at > len(data):
             raise ParquetError(f"a page of {stored:,} bytes does not fit into its column")
@@ -559,7 +560,7 @@ def _pages(data: bytes) -> Iterator[_Page]:
 
 
 def _read_struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return a struct of Thrift's compact protocol by the numbers of its fields, and where it ends."""
+    """Return a struct of Thrift's compact protocol, by the numbers of its fields, and the offset of its end."""
     found: dict[int, Any] = {}
     number = 0
     while byte := data[at]:
@@ -583,7 +584,7 @@ def _read_value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return _read_zigzag(data, at)
     if kind in (1, 2, 3):
         return data[at], at + 1
-    if kind in (7, 8):  # no text and no fraction is needed
+    if kind in (7, 8):  # texts and fractions are skipped, because none is needed
         length, at = (8, at) if kind == 7 else _read_varint(data, at)
         if at + length > len(data):
             raise IndexError("it ends within a value")
@@ -610,7 +611,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise ValueError("a number without an end")
+    raise ValueError("a number does not end")
 
 
 def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One pass over a shard, from its first byte to its last: whether it is whole, and all that an index says of it."""
+"""One pass over a shard, from its first byte to its last: it checks the shard and collects its index's content."""
 
 import hashlib
 from collections import deque
@@ -31,15 +31,15 @@ _SKIP_BYTES = 1 << 20
 
 
 class ShardScan:
-    """One pass over all bytes of a shard, and what an index says of it. After an error, of what came before it.
+    """One pass over all bytes of a shard, which collects its index's content, up to an error if there is one.
 
     Args:
         storage: Serves the shard.
         url: The shard.
-        block_samples: How many samples a block has.
+        block_samples: The number of samples in a block.
         columns: Computes the promoted columns.
-        holds_data: Whether the members of ``samples`` have their data; else only those have it that columns need.
-        fresh: Fetch it again, because what came before was wrong.
+        holds_data: Whether all members from ``samples`` have their data; otherwise only those that columns need.
+        fresh: Fetch the shard again, because its cached data was wrong.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ShardScan:
         self.file_size = storage.info(url).size
 
     def run(self) -> None:
-        """Read the shard. Raises what ``samples`` raises."""
+        """Read the shard. Raises the same errors as ``samples``."""
         deque(self.samples(), maxlen=0)
 
     def samples(self) -> Iterator[tuple[str, dict[str, Member]]]:
-        """Read the shard, and yield key and members by field of every sample on the way.
+        """Read the shard, and yield every sample's key and its members by field.
 
         Raises:
             ShardError: It is damaged, a sample has a field twice, or a name is not UTF-8.
@@ -93,7 +93,7 @@ class ShardScan:
         self._sha256 = tape.sha256.hexdigest()
 
     def _wants(self, name: str) -> bool:
-        """Return whether a member's data is needed for more than its checksum, for which it need not be held."""
+        """Return whether a member's data must be held in memory; its checksum is computed without that."""
         parts = split_name(name)
         return parts is not None and (self._holds_data or self._columns.needs(parts[1]))
 
@@ -102,7 +102,7 @@ class ShardScan:
         offset = members[0].header_offset
         end = members[-1].data_offset + members[-1].size + padding(members[-1].size)
         if len(self.keys) % self._block_samples == 0:
-            tape.crc32(offset)  # what lies between two blocks belongs to none
+            tape.crc32(offset)  # bytes between two blocks belong to neither
             self._blocks.append((offset, offset, 0))
         block_offset, _, crc = self._blocks[-1]
         rows = []
@@ -118,7 +118,7 @@ class ShardScan:
         self.fields.update(sample)
 
     def facts(self) -> ShardFacts:
-        """Return what concerns the whole shard."""
+        """Return the facts of the whole shard."""
         return ShardFacts(
             split_url(self._url)[1],
             len(self.keys),
@@ -135,7 +135,7 @@ class ShardScan:
         return self._builder.table()
 
     def blocks(self) -> BlockTable:
-        """Return where the blocks lie.
+        """Return the block table.
 
         Raises:
             ShardError: The shard's seek table is damaged.
@@ -154,7 +154,7 @@ class ShardScan:
 
 
 def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Yield key and members by field of every sample: adjacent members with one key, without what readers skip.
+    """Yield every sample's key and its members by field: adjacent members with one key, except those readers skip.
 
     Raises:
         ShardError: A sample has a field twice, or a name is not UTF-8, which an index cannot hold.
@@ -197,7 +197,7 @@ def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, di
 def count_repeated_keys(hashes: Sequence[UInt64Array], keys_of: Callable[[int], Sequence[str]]) -> int:
     """Return how many samples have a key that an earlier sample of the dataset has.
 
-    Only keys whose hashes occur twice are looked at, so that memory is 8 bytes a sample and the repeated keys.
+    Only keys whose hashes occur twice are read, so it takes 8 bytes of memory per sample, and the repeated keys.
 
     Args:
         hashes: For each shard the hashes of its keys.
@@ -226,9 +226,9 @@ def count_repeated_keys(hashes: Sequence[UInt64Array], keys_of: Callable[[int], 
 
 
 def content_frames(storage: Storage, url: str, file_size: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return where the frames of a zst shard are stored and how large, by their contents' offsets and sizes.
+    """Return the stored offsets and sizes of a zst shard's frames, by the offsets and sizes of their contents.
 
-    Frames without content are left out. Without a seek table there are none.
+    Frames without content are left out. The result is empty if the shard has no seek table.
 
     Raises:
         ShardError: The seek table is damaged.
@@ -243,7 +243,7 @@ def content_frames(storage: Storage, url: str, file_size: int) -> dict[tuple[int
 
 
 def find_block_samples(storage: Storage, shard_urls: Sequence[str], block_bytes: int) -> int:
-    """Return how many samples a block is to have, from the first shard that has some; only its headers are read."""
+    """Choose the number of samples in a block from the first shard that has samples; only its headers are read."""
     for url in shard_urls:
         stream = storage.open(url)
         try:
@@ -261,16 +261,16 @@ def find_block_samples(storage: Storage, shard_urls: Sequence[str], block_bytes:
         ends = [offset + size for offset, size in frames]
         first = sum(offset < ends[0] for offset in offsets) if ends else 0
         if 0 < first <= MAX_BLOCK_SAMPLES and offsets[first : first + 1] in ([], ends[:1]):
-            return first  # a frame a block, as shardkit writes them
+            return first  # one frame per block, as shardkit writes them
         return choose_block_samples(len(offsets), offsets[-1] + (offsets[-1] - offsets[0]) // len(offsets), block_bytes)
     return choose_block_samples(0, 0, block_bytes)
 
 
 def range_reader(storage: Storage, url: str, index: ShardIndex, *, fresh: bool = False) -> Callable[[int, int], bytes]:
-    """Return a function that reads bytes of the uncompressed tar on their own: from an offset, so many.
+    """Return a function that reads bytes of the uncompressed tar on their own, by offset and size.
 
-    Of a compressed shard it reads the block that they are in, and keeps it for the next call. The function raises
-    ShardError where the shard is damaged or has no such bytes, and always if blocks cannot be read on their own.
+    If the shard is compressed, the function reads the whole block and keeps it for the next call. It raises ShardError
+    if the shard is damaged or does not have these bytes, and always if blocks cannot be read on their own.
     """
     blocks, facts = index.blocks, index.facts
     cached: tuple[int, bytes] = (-1, b"")
@@ -293,19 +293,19 @@ def range_reader(storage: Storage, url: str, index: ShardIndex, *, fresh: bool =
 
 
 class _Tape:
-    """A stream that hashes what is read from it, and keeps it until its checksum is taken.
+    """A stream that hashes all bytes read from it, and keeps them until their checksum is taken.
 
-    Of what is skipped only the CRC-32 is kept, so that a member of any size takes little memory.
+    Only the CRC-32 of skipped bytes is kept, so that a member of any size takes little memory.
     """
 
     def __init__(self, stream: ByteStream) -> None:
         self.url = stream.url
         self.size = stream.size
         self.sha256 = hashlib.sha256()
-        self.end = 0  # how many bytes were read
+        self.end = 0  # the number of bytes read
         self._stream = stream
-        self._kept: deque[bytes | memoryview | tuple[int, int]] = deque()  # or the size and CRC-32 of what was skipped
-        self._start = 0  # where what is kept begins
+        self._kept: deque[bytes | memoryview | tuple[int, int]] = deque()  # or the size and CRC-32 of skipped bytes
+        self._start = 0  # the offset of the first byte that is kept
 
     def read(self, n: int, /) -> bytes:
         data = self._stream.read(n)
@@ -330,10 +330,10 @@ class _Tape:
         self._stream.close()
 
     def crc32(self, end: int, crc: int = 0) -> int:
-        """Return the CRC-32 of what is kept up to ``end``, going on from ``crc``, and forget it."""
+        """Return the CRC-32 of the kept bytes up to ``end``, continued from ``crc``, and drop these bytes."""
         while self._start < end:
             kept = self._kept.popleft()
-            if isinstance(kept, tuple):  # which ends before the padding, and so never beyond what is asked for
+            if isinstance(kept, tuple):  # it ends before the padding, and so never after ``end``
                 crc = crc32_combine(crc, kept[1], kept[0])
                 self._start += kept[0]
                 continue

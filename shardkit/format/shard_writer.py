@@ -1,7 +1,7 @@
 """Samples -> one shard.
 
-``ShardFile`` writes the bytes: blocks are hashed by one helper thread and compressed and written by another, while the
-next one is put together. ``OpenShard`` gives the finished file its name, and then its index.
+``ShardFile`` writes the bytes. One helper thread hashes blocks, and another compresses and writes them, while the next
+block is assembled. ``OpenShard`` publishes the index of the finished file, and then gives the file its name.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PADDING = bytes(512)
-_BLOCKS_IN_FLIGHT = 4  # two to six are equally quick; with one, the helpers wait for the next
-_AUTO_BYTES = 8_000_000  # of payload are compressed to decide
+_BLOCKS_IN_FLIGHT = 4  # two to six are equally fast; with one, the helper threads are often idle
+_AUTO_BYTES = 8_000_000  # of payload that are compressed to decide
 _AUTO_RATIO = 0.9
 
 
 class EncodedSample(NamedTuple):
-    """A sample as it is written: its key, its fields' names and bytes, sorted by name, and the file it was made of."""
+    """A sample ready to write: its key, its fields' names and bytes sorted by name, and the file it was made from."""
 
     key: str
     members: tuple[tuple[str, bytes], ...]
@@ -45,11 +45,11 @@ class EncodedSample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """What is known of a shard when it is complete, beside its manifest's entry.
+    """A complete shard's entry in the manifest, and more facts of the shard.
 
     Attributes:
         shard: The manifest's entry.
-        fields: How many samples have each field.
+        fields: For each field, the number of samples that have it.
         columns: The promoted columns and their Arrow types.
     """
 
@@ -60,14 +60,14 @@ class WrittenShard(NamedTuple):
 
 
 def encode_sample(sample: Mapping[str, Any], *, codecs: Mapping[str, Codec] | None = None) -> EncodedSample:
-    """Return a sample's bytes.
+    """Return a sample with its fields encoded as bytes.
 
     Args:
         sample: Its ``__key__`` and its fields' values.
         codecs: The registered codecs, by default those of this process.
 
     Raises:
-        SampleError: Its key or one of its fields would not be read back as it is, or is larger than a reader accepts.
+        SampleError: Its key or one of its fields would not be read back unchanged, or is larger than a reader accepts.
         CodecError: A value cannot be encoded.
 
     Example:
@@ -90,16 +90,16 @@ def encode_sample(sample: Mapping[str, Any], *, codecs: Mapping[str, Codec] | No
             )
         members.append((field, data))
     source = sample.get(SOURCE)
-    if source is not None:  # a file's name need not be UTF-8, text in Parquet must be
+    if source is not None:  # a file's name may not be UTF-8, but text in Parquet must be
         source = str(source).encode("utf-8", "backslashreplace").decode()
     return EncodedSample(key, tuple(members), source)
 
 
 def check_sample(sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was given as a sample, if it is a mapping.
+    """Return ``sample`` if it is a mapping with a key.
 
     Raises:
-        SampleError: It is none.
+        SampleError: It is not a mapping, or has no key.
     """
     if not isinstance(sample, Mapping):
         raise SampleError(
@@ -125,9 +125,9 @@ def sample_size(key: str, sizes: Iterable[tuple[str, int]]) -> int:
 
 
 def choose_compression(payloads: Iterable[bytes]) -> Compression:
-    """Return what ``auto`` means for such payloads: ``zst`` if they shrink by a tenth or more, else ``none``.
+    """Return the compression that ``auto`` means for these payloads: ``zst`` if they shrink by 10 % or more, else none.
 
-    Headers and padding are left out, because they always shrink. At most 8 MB are looked at.
+    Headers and padding are left out, because they always shrink. At most 8 MB are tried.
 
     Example:
         >>> choose_compression([b"the same words " * 1000]).name
@@ -148,13 +148,13 @@ def choose_compression(payloads: Iterable[bytes]) -> Compression:
 
 
 class ShardFile:
-    """One shard that is being written to a file. It ends with ``finish``, or is given up with ``close``.
+    """One shard that is being written to a file. ``finish`` completes it; ``close`` abandons it.
 
     Args:
-        file: Where the shard's bytes go; the caller publishes or removes it.
+        file: The file for the shard's bytes; the caller publishes or removes it.
         name: The shard's file name.
-        compression: How it is compressed.
-        block_samples: How many samples a block has.
+        compression: The shard's compression.
+        block_samples: The number of samples in a block.
         plan: The digest of the pack that this shard belongs to.
     """
 
@@ -196,7 +196,7 @@ class ShardFile:
 
         Raises:
             SampleError: It is too large for one zstd frame. It was not written.
-            StorageError: The file could not be written, perhaps because the disk is full. The shard must be given up.
+            StorageError: The file could not be written, perhaps because the disk is full. The shard must be abandoned.
         """
         key, members, source = sample
         start = position = self.tar_size
@@ -227,7 +227,7 @@ class ShardFile:
             self._end_block()
 
     def finish(self) -> tuple[ShardFacts, BlockTable, "pa.Table"]:
-        """Write what is left and the end of the archive; return the index's contents: facts, blocks and table.
+        """Write the remaining samples and the end of the archive; return the index's contents: facts, blocks and table.
 
         Raises:
             StorageError: The file could not be written.
@@ -259,7 +259,7 @@ class ShardFile:
         return facts, self._block_table(), self._index.table()
 
     def close(self) -> None:
-        """End the helper threads; what they have not yet written is dropped. The file stays open."""
+        """End the helper threads; blocks that they have not yet written are dropped. The file stays open."""
         for helper in (self._hasher, self._writer):
             helper.shutdown(wait=True, cancel_futures=True)
 
@@ -303,16 +303,16 @@ class ShardFile:
 
 
 class OpenShard:
-    """A shard on its way into a folder: it gets its name when it is finished and has an index, or leaves nothing.
+    """A shard that is being written into a folder; it gets its name after it has an index, or leaves nothing.
 
     Args:
         storage: Serves the folder.
-        folder: Where to.
-        stem: Its name without suffixes.
-        compression: How it is compressed.
-        block_samples: How many samples a block has.
+        folder: The dataset's folder.
+        stem: The shard's name without suffixes.
+        compression: The shard's compression.
+        block_samples: The number of samples in a block.
         plan: The digest of the pack that it belongs to.
-        overwrite: Replace what has its name.
+        overwrite: Replace an existing file of its name.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class OpenShard:
         self._stack.callback(self.file.close)
 
     def publish(self) -> WrittenShard:
-        """Finish the shard, publish its index, then give it its name: so no shard is without an index."""
+        """Finish the shard, publish its index, and then give it its name, so that every shard has an index."""
         with self._stack:
             facts, blocks, table = self.file.finish()
             shard = publish_index(self._storage, self._folder, facts.shard, table, facts, blocks)
@@ -353,12 +353,12 @@ class OpenShard:
 
 
 def written_shard(index: ShardIndex, facts: FileFacts) -> WrittenShard:
-    """Return what is known of a shard from its index, and what is known of that."""
+    """Return a complete shard's facts from its index, and from the facts of that index's file."""
     shard = describe_shard(index.facts.shard, index.facts, index.blocks, facts)
     sizes = index.rows([f"{field}:size" for field in index.facts.fields])
     return WrittenShard(shard, _count_fields(sizes, index.facts.fields), promoted_columns(index.schema), index.blocks)
 
 
 def _count_fields(table: "pa.Table", fields: Iterable[str]) -> dict[str, int]:
-    """Return how many samples have each field."""
+    """Return, for each field, the number of samples that have it."""
     return {field: len(table) - table.column(f"{field}:size").null_count for field in fields}

@@ -1,7 +1,7 @@
-"""What all indexes of a dataset say of blocks and of promoted columns, each in one file, so that no index is needed.
+"""Two files with the block tables and the promoted columns of all shards, so that readers need no index.
 
-- ``__index__/blocks.<hash>.npy``: the block tables of all shards, in the order of the manifest: a NumPy file with a row
-  of 36 bytes for each block, so that a shard's rows are one range of it; the manifest has their CRC-32.
+- ``__index__/blocks.<hash>.npy``: the block tables of all shards, in the order of the manifest. It is a NumPy file with
+  a row of 36 bytes for each block, so each shard's rows are one range of bytes; the manifest has the CRC-32 of each.
 - ``__index__/columns.<hash>.parquet``: the promoted columns of all samples, in the order of the dataset.
 """
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 CARD_NAME = ".huggingface.yaml"
 
 _CARD_HEAD = b"# Written by shardkit, for load_dataset() of HF datasets.\n"
-_SMALL_BYTES = 1 << 20  # are fetched at once from far away
+_SMALL_BYTES = 1 << 20  # remote files up to this size are fetched as a whole
 
 
 def encode_blocks(tables: Iterable[BlockTable]) -> tuple[bytes, FileFacts]:
-    """Return the content of the file with these block tables, and what a manifest says of it."""
+    """Return the content of the file with these block tables, and the facts that a manifest records of it."""
     rows = b"".join(table.to_bytes() for table in tables)
     file = io.BytesIO()
     np.save(file, np.frombuffer(rows, dtype=BLOCK_TYPE))
@@ -65,12 +65,12 @@ class BlockFile:
         counts = np.array([shard.blocks for shard in manifest.shards], dtype=np.int64)
         self._firsts = np.cumsum(counts) - counts
         size = manifest.block_file.size if manifest.block_file else 0
-        self._start = size - BLOCK_BYTES * int(counts.sum())  # behind the NumPy header
+        self._start = size - BLOCK_BYTES * int(counts.sum())  # after the NumPy header
         self._whole: bytes | None = None
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The file's URL."""
         return join(self._manifest.url, self._manifest.block_file_url)
 
     def table(self, shard: int) -> BlockTable:
@@ -78,7 +78,7 @@ class BlockFile:
 
         Raises:
             DatasetError: It is damaged.
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: The file does not exist.
         """
         entry = self._manifest.shards[shard]
         start, size = self._start + BLOCK_BYTES * int(self._firsts[shard]), BLOCK_BYTES * entry.blocks
@@ -119,7 +119,7 @@ class ColumnFile:
 
     Raises:
         DatasetError: It is damaged.
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
     """
 
     def __init__(self, manifest: Manifest, storage: Storage) -> None:
@@ -146,11 +146,11 @@ class ColumnFile:
 
     @property
     def num_groups(self) -> int:
-        """How many groups of rows there are."""
+        """The number of row groups."""
         return self._stored.file.num_groups
 
     def rows(self, columns: Sequence[str], group: int) -> "pa.Table":
-        """Return some columns of a group of rows, which are read together.
+        """Return some columns of a row group.
 
         Raises:
             DatasetError: They are damaged.
@@ -161,19 +161,19 @@ class ColumnFile:
 def publish_manifest(
     storage: Storage, manifest: Manifest, tables: Iterable[BlockTable], schema: "pa.Schema"
 ) -> Manifest:
-    """Make a dataset of shards whose indexes are all there: write its side files and, last, its manifest.
+    """Make a dataset of shards that all have indexes: write its side files and, last, its manifest.
 
-    Beside ``manifest.json``, which is replaced by the next version, the manifest stands under a name of its own, by
-    which this version is found later.
+    The next version replaces ``manifest.json``. So a copy of the manifest is also written under a name with its digest,
+    where this version can be found later.
 
     Args:
         storage: Serves the dataset's folder.
-        manifest: The dataset; its side files are not looked at.
+        manifest: The dataset; its facts of the side files are ignored.
         tables: The block tables of its shards, in order.
         schema: The promoted columns, in types that hold the values of every shard.
 
     Returns:
-        The manifest, with what is known of the side files.
+        The manifest, with the facts of the side files.
 
     Raises:
         ArgumentError: The values of a column are too large.
@@ -194,7 +194,7 @@ def publish_manifest(
 
 
 def publish_card(storage: Storage, folder: str, splits: Mapping[str, Sequence[str]]) -> None:
-    """Write the file by which HF datasets finds the shards when it is given a folder; one of another author stays.
+    """Write the file that tells HF datasets which files of a folder are shards, unless it has one by another author.
 
     Args:
         storage: Serves the folder.
@@ -215,7 +215,7 @@ def publish_card(storage: Storage, folder: str, splits: Mapping[str, Sequence[st
 
 
 def _publish_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> FileFacts:
-    """Write the file of columns. Each index is read once: how large the groups are is known when all were read."""
+    """Write the file of columns; each index is read once, though the size of row groups depends on all of them."""
     import pyarrow as pa
 
     what = f"the file of columns of {manifest.url}"
@@ -240,7 +240,7 @@ def _publish_columns(storage: Storage, manifest: Manifest, schema: "pa.Schema") 
 
 
 def columns_of_indexes(storage: Storage, manifest: Manifest, schema: "pa.Schema") -> Iterator["pa.Table"]:
-    """Yield the promoted columns of all samples as the indexes have them, in the types of ``schema``.
+    """Yield the promoted columns of all samples from the indexes, in the types of ``schema``.
 
     Raises:
         DatasetError: An index is not usable.
@@ -257,7 +257,7 @@ def columns_of_indexes(storage: Storage, manifest: Manifest, schema: "pa.Schema"
 
 
 def regroup(tables: Iterable["pa.Table"], rows: int) -> Iterator["pa.Table"]:
-    """Yield the rows of some tables in tables of ``rows`` rows but for the last.
+    """Yield the rows of some tables in tables of ``rows`` rows each except the last.
 
     Example:
         >>> import pyarrow as pa

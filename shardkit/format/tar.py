@@ -1,13 +1,13 @@
 """Members <-> bytes: reading tar strictly and writing it deterministically.
 
-Reading takes what tar programs write (v7, ustar, GNU long names, PAX, base-256 sizes) and nothing on trust: every
-header's checksum is verified, every size is bounded before it is believed, and an archive counts as whole only when its
-end-of-archive mark (two blocks of zeros) is there and nothing but zeros follows. Whatever else is found is an error
-that says where; a member is yielded whole or not at all. What has no checksum in a tar cannot be seen here: the data of
-members, and the bodies of PAX and long-name headers.
+The reader accepts the formats that tar programs write (v7, ustar, GNU long names, PAX, base-256 sizes) and verifies
+them. It verifies every header's checksum and bounds every size before use. An archive is whole only if it has its
+end-of-archive mark (two blocks of zeros) and only zeros follow. Anything else is an error that gives its offset. A
+member is yielded whole or not at all. A tar has no checksums of members' data or of the bodies of PAX and long-name
+headers, so damage in them cannot be found here.
 
-Writing gives ustar with integer times and fixed owner and mode, so that the same members are the same bytes, and a PAX
-header only where ustar cannot say a name or a size.
+The writer produces ustar with integer times and a fixed owner and mode, so that the same members give the same bytes.
+It writes a PAX header only where ustar cannot hold a name or a size.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,13 +39,15 @@ from shardkit.storage.base import ByteStream
 __all__ = ["END_OF_ARCHIVE", "MAX_MEMBER_BYTES", "Member", "member_header", "member_size", "padding", "read_members"]
 
 MAX_MEMBER_BYTES = 4 << 30
-"""The largest member that is read unless the caller says otherwise."""
+"""The largest member that is read by default."""
 MAX_TRAILING_BYTES = 64 << 20
-"""The most zeros after the end-of-archive mark. Tar programs fill up their last record, 10 KiB by default; a compressed
-stream could go on with zeros for ever."""
+"""The most zeros after the end-of-archive mark, in bytes. Tar programs pad their last record, by default to 10 KiB, but
+a compressed stream could continue with zeros forever."""
 
 _MIN_READ = 4 << 10
-_MAX_READ = 512 << 10  # the best of 64 KiB to 4 MiB on a memory file system: what is copied is still in the cache
+_MAX_READ = (
+    512 << 10
+)  # the fastest of 64 KiB to 4 MiB on a memory file system: the data is still in the CPU's cache when it is copied
 _ZEROS = bytes(BLOCK_BYTES)
 _NUL = b"\0"
 
@@ -55,9 +57,9 @@ class Member(NamedTuple):
 
     Attributes:
         name: Its name, UTF-8 with surrogateescape.
-        header_offset: Where it begins, extended headers included, in bytes from the start of the archive.
-        data_offset: Where its data begins.
-        size: How many bytes of data it has.
+        header_offset: The offset of its first header, extended headers included, in bytes from the archive's start.
+        data_offset: The offset of its data.
+        size: The size of its data in bytes.
         data: The data; None if the caller did not want it.
     """
 
@@ -78,23 +80,23 @@ def read_members(
     """Yield the regular files of a tar, whole and in order, and raise unless the archive is whole up to its end.
 
     Damage is found when it is reached: an archive is known to be whole only when the iterator has ended by itself. The
-    stream is not closed. Up to 512 KiB beyond the current member are in memory, and a large member twice for the moment
-    in which it is put together.
+    stream is not closed. Up to 512 KiB beyond the current member are held in memory, and a large member is briefly held
+    twice while it is assembled.
 
     Args:
         stream: An uncompressed tar, from its first byte.
-        wanted: Says by a member's name whether its data is to be read. Large data that is not wanted is skipped in the
-            stream, which on local files costs no reading; nothing can then be said about it.
+        wanted: Returns for a member's name whether its data is to be read. Large unwanted data is skipped in the
+            stream, and is not read from local files; damage in it is not found.
         max_member_bytes: The largest member that is accepted, wanted or not.
         skipped: Called with the name and the kind of every directory, link, device, FIFO and volume label, which are
             not yielded.
 
     Yields:
-        The members; ``data`` is None where it was not wanted.
+        The members; ``data`` is None if it was not wanted.
 
     Raises:
-        TruncatedShardError: The stream ends before the end-of-archive mark does.
-        ShardError: A header, a size or a name is wrong, something stands between or after the members that is not part
+        TruncatedShardError: The stream ends before the end of the end-of-archive mark.
+        ShardError: A header, a size or a name is wrong, there are bytes between or after the members that are not part
             of the archive, or a member is of a kind that cannot be read here (sparse, multi-volume, unknown). The
             members yielded before are whole.
 
@@ -110,8 +112,8 @@ def read_members(
     window = archive.window
     common_fields, new = COMMON_FIELDS.unpack_from, tuple.__new__
     while True:
-        # The common case, a plain header, is done here, in about a microsecond and a half. It accepts only what is
-        # certainly right, and leaves everything else, errors too, to the archive.
+        # This loop handles the common case, a plain header, in about 1.5 microseconds. It accepts only headers that are
+        # certainly valid, and leaves all others, errors included, to the archive.
         data, at, start = window.data, window.at, window.start
         end = len(data)
         last_header = -1 if archive.global_records else end - BLOCK_BYTES
@@ -156,11 +158,11 @@ def read_members(
 
 
 class _Window:
-    """The part of a stream that is in memory. Reads grow while it is read on end, and are small again after a skip."""
+    """The part of a stream that is in memory. Reads grow during sequential reading, and are small after a skip."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.data = b""
-        #: the first byte of data that is not used yet; beyond its end where the rest of a block is still to come
+        #: the first byte of data that is not used yet; beyond its end if the rest of a block is not read yet
         self.at = 0
         #: the offset of data in the stream
         self.start = 0
@@ -184,11 +186,11 @@ class _Window:
         while missing:
             self.start += len(self.data)
             self.at -= len(self.data)
-            # A size is a claim until the data is there, so that no read is much larger than what came before it.
+            # A size is only a claim until the data is read, so no read is much larger than the data read before it.
             self.data = self._stream.read(max(self._read_bytes, min(missing, _MAX_READ)))
             self._read_bytes = min(2 * self._read_bytes, _MAX_READ)
             if not self.data:
-                self.at = 0  # the offset is where the stream ends
+                self.at = 0  # so that the offset is the stream's end
                 return b"".join(parts)
             part = self.data[self.at : self.at + missing]
             self.at += len(part)
@@ -208,7 +210,7 @@ class _Window:
 
 
 class _Archive:
-    """A tar being read: everything but the common case, and all errors."""
+    """A tar being read: everything except the common case, and all errors."""
 
     def __init__(
         self,
@@ -218,16 +220,16 @@ class _Archive:
         skipped: Callable[[str, str], None] | None,
     ) -> None:
         self.window = _Window(stream)
-        self.global_records: dict[bytes, bytes] = {}  # of all members to come
+        self.global_records: dict[bytes, bytes] = {}  # for all later members
         self._stream = stream
         self._wanted = wanted
         self._max_member_bytes = max_member_bytes
         self._skipped = skipped
 
     def next_member(self) -> Member | None:
-        """Return the next regular member, or None after the end-of-archive mark and whatever follows it."""
+        """Return the next regular member, or None after the end of the archive."""
         begin = self.window.offset
-        extensions: dict[str, dict[bytes, bytes]] = {}  # of the member to come
+        extensions: dict[str, dict[bytes, bytes]] = {}  # for the next member
         while True:
             offset = self.window.offset
             header = self._take(BLOCK_BYTES, "a header")
@@ -250,7 +252,7 @@ class _Archive:
                 records = records | extensions.get("L", {}) | extensions.get("x", {})
             name = self._name(header, records, offset)
             if kind == "\0" and name.endswith("/"):
-                kind = "5"  # as v7 wrote them
+                kind = "5"  # v7 marked directories by a slash
             if kind in SKIPPED_TYPES:
                 if self._skipped is not None:
                     self._skipped(name, SKIPPED_TYPES[kind])
@@ -289,7 +291,7 @@ class _Archive:
         if header[156:157] == b"K":
             return {}  # links are skipped
         if header[156:157] == b"L":
-            return {b"path": body.rstrip(_NUL) or _NUL}  # an empty name is as wrong as a NUL
+            return {b"path": body.rstrip(_NUL) or _NUL}  # an empty name becomes a NUL, which is refused too
         records, end = read_records(body)
         if end < len(body):
             problem = "has a malformed PAX record, expected 'length keyword=value'; fetch or write it again"
@@ -300,7 +302,7 @@ class _Archive:
         return {keyword: value for keyword, value in records if keyword in (b"path", b"size")}
 
     def _name(self, header: bytes, records: dict[bytes, bytes], offset: int) -> str:
-        name = records.get(b"path") or read_name(header)  # an empty record takes back an earlier one
+        name = records.get(b"path") or read_name(header)  # an empty record cancels an earlier one
         if not name or _NUL in name:
             raise self._error(offset, f"has a member whose name is {name!r}, expected one without NULs; write it again")
         return name.decode("utf-8", "surrogateescape")
@@ -324,13 +326,15 @@ class _Archive:
         """Verify the second block of the end-of-archive mark, and that nothing but zeros follows."""
         offset = self.window.offset
         if self._take(BLOCK_BYTES, "the second zero block of the end-of-archive mark") != _ZEROS:
-            problem = "goes on after a single block of zeros, expected two and the end; fetch or write it again"
+            problem = "continues after a single block of zeros, expected two and the end; fetch or write it again"
             raise self._error(offset, problem)
         left = MAX_TRAILING_BYTES
         while left >= 0 and (zeros := self.window.take(_MIN_READ)):
             left -= len(zeros)
             if something := zeros.lstrip(_NUL):
-                problem = "goes on after its end-of-archive mark, expected zeros; join archives with tar --concatenate"
+                problem = (
+                    "continues after its end-of-archive mark, expected zeros; join archives with tar --concatenate"
+                )
                 raise self._error(self.window.offset - len(something), problem)
         if left < 0:
             problem = f"still has zeros, expected at most {MAX_TRAILING_BYTES:,} of them after the end; cut them off"
@@ -343,7 +347,7 @@ class _Archive:
         return data
 
     def _truncated(self, offset: int, expected: str) -> TruncatedShardError:
-        # After a skip in a stream of unknown size, the end can be before the offset.
+        # After a skip in a stream of unknown size, the stream's end can be before the offset.
         if self._stream.size is not None:
             offset = min(offset, self._stream.size)
         ends = f"ends at or before byte {offset:,}" if offset else "is empty"

@@ -1,7 +1,7 @@
-"""Headers of a tar <-> what they say: the 512-byte block of v7, ustar and GNU tar, and the records of PAX.
+"""Headers of a tar <-> their fields: the 512-byte block of v7, ustar and GNU tar, and the records of PAX.
 
-This is the format, a header at a time; ``tar`` walks archives with it. What is read here and is not as it should be is
-reported by the value that comes back, because only the caller can say where it stood.
+This module reads and writes single headers; ``tar`` uses it to read archives. It reports invalid fields by its return
+values, because only the caller knows their offset.
 """
 
 import re
@@ -13,15 +13,15 @@ from shardkit.errors import ArgumentError
 
 BLOCK_BYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
-"""What ends every tar: two blocks of zeros."""
+"""The end of every tar: two blocks of zeros."""
 MAX_EXTENSION_BYTES = 1 << 20
-"""The largest body of a PAX or long-name header that is read; real ones have some hundred bytes."""
+"""The largest body of a PAX or long-name header that is read; real ones have a few hundred bytes."""
 MAX_NAME_BYTES = MAX_EXTENSION_BYTES - 100
-"""The longest name that is written, so that it is read again."""
+"""The longest name that is written, so that the reader accepts it."""
 
 REGULAR_TYPES = "07\0"
 EXTENSION_TYPES = "xgLK"
-"""Headers with a body about what comes: PAX for the next member, for all to come; GNU's long name, long link target."""
+"""Headers whose body is about later members: PAX for the next (x) or all (g); GNU long name (L) or link target (K)."""
 SKIPPED_TYPES = {
     "1": "hard link",
     "2": "symbolic link",
@@ -37,23 +37,23 @@ UNREADABLE_TYPES = {
     "S": "a GNU sparse file; store it whole, without tar's --sparse",
     "M": "the rest of a file from an earlier volume; write the archive again without tar's --multi-volume",
 }
-"""Members whose data is not what follows the header."""
+"""Members whose header is not followed by the file's data."""
 
 COMMON_FIELDS = Struct("124x 11s B 12x 8s B 188x B 166x")
-"""Of a header that is as nearly all are: the digits of the size, the byte that ends them, the checksum, the type and
-the first byte of the prefix."""
+"""The fields of a common header: the digits of the size, the byte that ends them, the checksum, the type and the first
+byte of the prefix."""
 
 _MAX_USTAR_SIZE = 0o77777777777  # one byte less than 8 GiB
-# The values of hdrcharset under which a name is what it is elsewhere: UTF-8, or bytes.
+# The values of hdrcharset that do not change a name's meaning: UTF-8, or bytes.
 _CHARACTER_SETS = (b"", b"BINARY", b"ISO-IR 10646 2000 UTF-8")
 _PAX_RECORD = re.compile(rb"([0-9]{1,7}) ([^=]+)=")
 _NUL = b"\0"
 
 
 def read_number(field: bytes) -> int | None:
-    r"""Return a number of a header; None if it is not one, or negative.
+    r"""Return the number in a header's field; None if it is not a number, or is negative.
 
-    It stands in octal digits or, as GNU tar writes large ones, in base-256.
+    It is in octal digits or, as GNU tar writes large ones, in base-256.
 
     Example:
         >>> read_number(b"00000000644\0"), read_number(b"\x80" + bytes(9) + b"\2\0"), read_number(b"-0000000644\0")
@@ -69,16 +69,16 @@ def read_number(field: bytes) -> int | None:
 
 
 def read_name(header: bytes) -> bytes:
-    """Return the name that a header itself says, with its ustar prefix."""
+    """Return the name in the header itself, with its ustar prefix."""
     name = header[:100].partition(_NUL)[0]
-    # Under any other magic the prefix is something else: GNU tar keeps times and offsets there.
+    # With any other magic these bytes are not a prefix: GNU tar keeps times and offsets there.
     if name and header[345] and header[257:263] == b"ustar\0":
         return header[345:500].partition(_NUL)[0] + b"/" + name
     return name
 
 
 def read_records(body: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
-    r"""Return the records of a PAX header's body, and where they end: before ``len(body)`` if one is malformed.
+    r"""Return the records of a PAX header's body, and their end, which is before ``len(body)`` if one is malformed.
 
     Example:
         >>> read_records(b"12 path=a/b\n" + b"9 size=1")
@@ -107,7 +107,7 @@ def unreadable_record(keyword: bytes, value: bytes) -> str:
 
 
 def has_valid_checksum(header: bytes, stored: bytes) -> bool:
-    """Tell whether ``stored`` is the sum of a header's bytes: unsigned or, as some old programs took it, signed."""
+    """Return whether ``stored`` is the sum of a header's bytes: unsigned or, as in some old programs, signed."""
     # The low half of an Adler-32 is one more than the sum of the bytes, at the speed of C. It is modulo 65,521, which
     # is more than the sum in any header but one of mostly non-ASCII bytes.
     try:
@@ -125,24 +125,24 @@ def has_valid_checksum(header: bytes, stored: bytes) -> bool:
 def expected_adler32(stored: bytes) -> int:
     """Return the low half of the Adler-32 of a header with this checksum: one more than the sum of its bytes.
 
-    The sum that is stored counts itself as eight spaces. Raises ValueError if it is no number.
+    The stored sum counts itself as eight spaces. Raises ValueError if it is not a number.
     """
     return (int(stored[:6], 8) - 8 * 0x20 + adler32(stored)) & 0xFFFF
 
 
 def member_header(name: str, size: int) -> bytes:
-    r"""Return what stands before a member's data: a ustar header, after a PAX header if ustar cannot say name or size.
+    r"""Return a member's header: a ustar header, after a PAX header if ustar cannot hold the name or the size.
 
-    It depends on nothing else: mode 0444, owner 0, time 0. The member is complete with its data and ``padding(size)``
-    zeros.
+    It depends only on the arguments: mode 0444, owner 0, time 0. The member's data and ``padding(size)`` zeros must
+    follow it.
 
     Args:
-        name: The member's name. Surrogate escapes become the bytes that they stand for.
+        name: The member's name. Surrogate escapes become the bytes that they represent.
         size: The size of its data in bytes.
 
     Raises:
         ArgumentError: The name would be read back as another or not at all: it is empty, has a NUL or surrogates that
-            are no escapes, ends with a slash (tar programs take it for a directory) or is longer than
+            are not escapes, ends with a slash (tar programs treat it as a directory) or is longer than
             ``MAX_NAME_BYTES``. Or the size is negative.
 
     Example:
@@ -172,7 +172,7 @@ def member_header(name: str, size: int) -> bytes:
 
 
 def member_size(name: str, size: int) -> int:
-    """Return how many bytes of a tar a member takes: headers, data and padding.
+    """Return the bytes that a member takes in a tar: headers, data and padding.
 
     Args:
         name: The member's name; refused as by ``member_header``.
@@ -189,12 +189,12 @@ def member_size(name: str, size: int) -> int:
         and name[-1:] not in ("", "/")
         and 0 <= size < 1 << 32
     ):
-        return BLOCK_BYTES + size + -size % BLOCK_BYTES  # a third of the time, for what nearly all are
+        return BLOCK_BYTES + size + -size % BLOCK_BYTES  # takes a third of the time, for nearly all members
     return len(member_header(name, size)) + size + padding(size)
 
 
 def padding(size: int) -> int:
-    """Return how many zeros follow ``size`` bytes of data, up to the next block.
+    """Return the number of zeros that follow ``size`` bytes of data, up to the next block.
 
     Example:
         >>> padding(1), padding(512)
@@ -210,12 +210,12 @@ _FIXED_SUM = sum(_MODE_AND_OWNER + _NUL + _TIME + _LINK_TO_DEVICE) + 8 * 0x20
 
 
 def _path_bytes(name: str) -> bytes:
-    """Return the bytes of a name that is read back as it is."""
+    """Return a name's bytes. Raises ArgumentError if the name would not be read back unchanged."""
     try:
         path = name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         path = b""
-    # Escapes of bytes that are UTF-8 after all would be read back as the character.
+    # Escaped bytes that together are valid UTF-8 would be read back as a character.
     same = name.isascii() or path.decode("utf-8", "surrogateescape") == name
     if not same or not path or len(path) > MAX_NAME_BYTES or _NUL in path or path[-1] == 0x2F:
         expected = f"1 to {MAX_NAME_BYTES:,} bytes, UTF-8 or escaped, without NULs and without a slash at the end"

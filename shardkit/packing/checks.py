@@ -1,4 +1,4 @@
-"""Samples whose every field is decoded, to see whether it can be: a task for threads or processes."""
+"""A task for threads or processes that decodes every field of some samples, to find fields that cannot be decoded."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Undecodable(NamedTuple):
     """A field that cannot be decoded.
 
     Attributes:
-        sample: Its sample's number among those that were checked.
-        member: Its number in the sample.
+        sample: Its sample's number among the checked samples.
+        member: The field's number in the sample.
         key: The sample's key.
-        field: Its name.
+        field: The field's name.
         reason: Why it cannot be decoded.
-        source: The file that the sample was made of, if that is known.
+        source: The file that the sample was made from, if that is known.
     """
 
     sample: int
@@ -31,11 +31,11 @@ class Undecodable(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What was found in some samples.
+    """The result of a check of some samples.
 
     Attributes:
-        part: What they are part of, as the task had it.
-        samples: How many they were.
+        part: The ``part`` of the task.
+        samples: The number of samples.
         undecodable: Their fields that cannot be decoded, in order.
     """
 
@@ -45,15 +45,17 @@ class Checked(NamedTuple):
 
 
 def parse_check(name: str, check: bool | Decoder) -> Decoder | None:  # noqa: FBT001 - it is a user's argument
-    """Return what decodes fields to see whether they can be decoded; None if nothing is to be checked.
+    """Return the decoder that checks fields; None if nothing is to be checked.
 
-    True takes images as they are stored: depth maps of 16 bits are no damage, though they need ``:unchanged``.
+    With True, images are decoded as they are stored: 16-bit depth maps are not errors, though they need ``:unchanged``.
 
     Raises:
         ArgumentError: It is neither True, False nor a decoder.
     """
     if not isinstance(check, bool | Decoder):
-        raise ArgumentError(f"{name} is {check!r}, expected True, False or a Decoder, as Decoder(max_pixels=10**9)")
+        raise ArgumentError(
+            f"{name} is {check!r}, expected True, False or a Decoder, for example Decoder(max_pixels=10**9)"
+        )
     return (Decoder(images="unchanged") if check else None) if isinstance(check, bool) else check
 
 
@@ -63,9 +65,9 @@ class CheckTask:
 
     Attributes:
         samples: The samples.
-        decoder: What decodes them.
-        first: The number of the first of them.
-        part: What they are part of, for the caller.
+        decoder: Decodes the fields.
+        first: The number of the first sample.
+        part: What the samples are part of, for the caller.
     """
 
     samples: Iterable[EncodedSample]
@@ -74,7 +76,7 @@ class CheckTask:
     part: int = 0
 
     def run(self, stop: StopSign) -> Checked:
-        """Decode them, one value at a time. Raises Cancelled as soon as it is to stop."""
+        """Decode the samples, one value at a time. Raises Cancelled soon after ``stop`` is set."""
         count, undecodable = 0, []
         for number, sample in enumerate(self.samples, self.first):
             if stop.is_set():

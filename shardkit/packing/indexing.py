@@ -1,4 +1,4 @@
-"""Indexes and a manifest for shards that are there already: ours, webdataset's, anybody's tar."""
+"""Indexes and a manifest for existing shards: our own, webdataset's, or any tar."""
 
 import contextlib
 import logging
@@ -77,31 +77,32 @@ def index_shards(
 ) -> Manifest:
     """Make a dataset of existing shards: an index for each, and the manifest, which is written last.
 
-    The shards themselves are only read. They may be plain tars or compressed with zst, gz, bz2 or xz; blocks can be
-    read on their own only in plain ones and in those zst shards whose frames shardkit wrote. Samples are grouped as
-    the readers group them: adjacent members with one key; what readers skip is skipped. Fields that shardkit would not
-    write itself are indexed as they are. Keys that occur more than once are accepted, counted in a log message, and
-    recorded: ``Manifest.unique_keys`` is False then.
+    The shards are only read. They may be plain tars or compressed with zst, gz, bz2 or xz; blocks can be read on their
+    own only in plain shards and in zst shards whose frames shardkit wrote. Samples are grouped as readers group them:
+    a sample is a run of adjacent members with one key, without the members that readers skip. Fields that shardkit
+    would not write itself are indexed unchanged. Keys that occur more than once are accepted, counted in a log message,
+    and recorded: ``Manifest.unique_keys`` is then False.
 
-    Where a manifest exists, the shards are compared with it: only shards that are what it says are indexed anew. The
-    size of blocks, class names and how the dataset was packed are taken over, and so are the columns of the indexes
-    that ``columns`` does not name. A dataset of format 1 becomes one of format 2, with the same digest and the same
-    order; its old indexes are deleted when the manifest is there. Shards that a ``ShardWriter`` left when it was
-    stopped become a dataset, too.
+    If a manifest exists, the shards are compared with it, and only matching shards are indexed again. The size of
+    blocks, the class names and the record of how the dataset was packed are kept, and so are the indexes' columns that
+    ``columns`` does not name. A dataset of format 1 becomes one of format 2, with the same digest and the same order;
+    its old indexes are deleted after the manifest is published. Shards that a stopped ``ShardWriter`` left become a
+    dataset, too.
 
-    Shards of several datasets must have class lists of which one begins with all others, and that one is taken: an
-    index changes no class numbers. ``pack`` with a ``ShardSource`` of several datasets does.
+    If the shards come from several datasets, the longest class list is taken. Every other class list must be the
+    beginning of it, because an index changes no class numbers. To change them, use ``pack`` with a ``ShardSource`` of
+    several datasets.
 
     Args:
         urls: A folder of shards, a pattern with braces or wildcards, or a list of these.
-        out: Where indexes and manifest go if not beside the shards, for read-only stores. The manifest then names
-            shards outside its own folder, and who opens it must say that this is meant (``allow_any_url``).
+        out: The folder for indexes and manifest, by default beside the shards; needed for read-only storage. The
+            manifest then names shards outside its own folder, and can be opened only with ``allow_any_url``.
         columns: Values to have in the index, such as ``{"label": "cls", "width": lambda s: s["jpg"].shape[1]}``: a
             field, decoded, or a function of the sample.
-        block_bytes: About how large a block is, where no manifest says it.
+        block_bytes: The approximate size of a block, if no manifest specifies it.
         classes: The names of the classes, by number.
-        overwrite: Replace a manifest that is damaged, lists other shards, or says otherwise of them. What it says is
-            taken over all the same where the shards are as it says.
+        overwrite: Replace a manifest that is damaged, lists other shards, or does not match them. Its entries are still
+            kept for the shards that do match.
         progress: Show a progress bar on a terminal.
         storage_options: Passed to the storage.
 
@@ -110,14 +111,14 @@ def index_shards(
 
     Raises:
         ShardError: A shard is damaged, a sample has a field twice, or a name is not UTF-8. Indexes of earlier shards
-            are there, the manifest is not, or is the old one.
-        DatasetError: A shard is not what the manifest says (it was damaged, or replaced), or there are no shards. Or
-            the shards are of datasets whose class lists do not go together.
+            have been written; the manifest has not, and an old one is unchanged.
+        DatasetError: A shard does not match the manifest (it was damaged, or replaced), or there are no shards. Or the
+            class lists of the shards' datasets are incompatible.
         SampleError: A class number has no name in its dataset's list, and would have one in the list that is taken.
         DatasetExistsError: The manifest has other shards.
         UnfinishedDatasetError: The folder's dataset is still being packed.
-        ArgumentError: The shards lie in several folders and ``out`` is not given. Or a column names a field that no
-            sample has: the indexes are there then, the manifest is not, or is the old one.
+        ArgumentError: The shards are in several folders and ``out`` is not given. Or a column names a field that no
+            sample has; the indexes have then been written, but not the manifest, and an old one is unchanged.
 
     Example:
         >>> import tarfile, tempfile
@@ -158,7 +159,9 @@ def index_shards(
             url = location.url
             scan = ShardScan(storage, url, block_samples=block_samples, columns=_checked(maker, location, class_list))
             scan.run()
-            if classes is None and "/" in name and name not in expected:  # what comes into its folder has its classes
+            if (
+                classes is None and "/" in name and name not in expected
+            ):  # shards that are new in its folder use its classes
                 labelled = any(map(holds_classes, scan.fields))
                 join_classes(
                     [LabelledPart(folder, class_list, labelled=True), LabelledPart(url, location.classes, labelled)]
@@ -199,7 +202,7 @@ def index_shards(
 def _find_shards(
     urls: str | PathLike[str] | Sequence[str | PathLike[str]], storage_options: Mapping[str, object] | None
 ) -> list[ShardLocation]:
-    """Return the shards that are meant. A folder means all that is in it, whatever a manifest there says."""
+    """Return the shards that ``urls`` names. A folder means all its shards, whether its manifest lists them or not."""
     found = []
     for url in check_paths("urls", urls):
         if url == STDIN:
@@ -214,7 +217,7 @@ def _find_shards(
         shards = [ShardLocation(join(url, name)) for name in names if name.lower().endswith(SHARD_SUFFIXES)]
         if UNFINISHED_NAME in names and not shards:
             raise UnfinishedDatasetError(
-                f"{url}: is unfinished, and none of its shards is complete; start again what wrote it, a ShardWriter "
+                f"{url}: is unfinished, and none of its shards is complete; run its writer again, a ShardWriter "
                 "with resume=True",
                 url=url,
             )
@@ -225,15 +228,15 @@ def _find_shards(
 def _choose_classes(
     locations: Sequence[ShardLocation], classes: tuple[str, ...] | None, old: Manifest | None
 ) -> tuple[str, ...]:
-    """Return the class list of shards together.
+    """Return the class list for all shards.
 
     Args:
         locations: The shards, with the class lists of their datasets.
-        classes: What was asked for.
-        old: The manifest that is there.
+        classes: The requested class list.
+        old: The existing manifest.
 
     Raises:
-        DatasetError: One number would mean two classes.
+        DatasetError: A number would mean two classes.
     """
     parts = [labelled_part(location, EVERY_FIELD) for location in locations if location.fields is not None]
     if classes is not None:
@@ -241,20 +244,20 @@ def _choose_classes(
         asked = LabelledPart("the call", classes, labelled=True)
         return longest_classes([*parts, asked]) if len(set(parts)) > 1 else classes
     longest = longest_classes(parts)
-    if old and len(old.classes) >= len(longest):  # it may have other names for them
+    if old and len(old.classes) >= len(longest):  # it may name the classes differently
         return old.classes
     return longest_classes([*parts, LabelledPart(old.url, old.classes, labelled=True)]) if old else longest
 
 
 def _checked(maker: ColumnMaker, location: ShardLocation, class_list: tuple[str, ...]) -> ColumnMaker:
-    """Return what computes columns and checks that no number without a name gets one in a longer list."""
+    """Return a column maker that also checks that no class number without a name gets one from a longer list."""
     own = location.classes
     is_longer = own and len(own) < len(class_list) and class_list[: len(own)] == own
     return _CheckedLabels(maker, ClassMap(own, class_list)) if is_longer else maker
 
 
 class _CheckedLabels(ColumnMaker):
-    """Computes columns of samples whose class numbers are all in their dataset's list."""
+    """Computes columns, and checks that all class numbers are in their dataset's list."""
 
     def __init__(self, maker: ColumnMaker, class_map: ClassMap) -> None:
         super().__init__(maker.columns)
@@ -279,13 +282,13 @@ def _manifest_folder(shard_urls: Sequence[str], out: str | None) -> str:
         return out.rstrip("/") or out
     if len(folders) == 1 and not is_web(folders[0]):
         return folders[0]
-    lie = f"the shards lie in {', '.join(folders[:5])}" if folders else "there are no shards"
+    lie = f"the shards are in {', '.join(folders[:5])}" if folders else "there are no shards"
     cannot = ", where nothing can be written" if len(folders) == 1 else ""
-    raise ArgumentError(f"{lie}{cannot}; say by out= where the manifest and the indexes go")
+    raise ArgumentError(f"{lie}{cannot}; pass the folder for the manifest and the indexes as out=")
 
 
 def _check_names(names: Mapping[str, str], folder: str) -> None:
-    """Check that indexes can be called as the shards are, whose URLs are given by their names, and follow no link."""
+    """Check that indexes named after the shards, given by name, have safe names, and that no link leads elsewhere."""
     for name, url in names.items():
         if unsafe := find_unsafe([split_url(index_file_name(name, "0" * 64))[1]]):
             raise ArgumentError(f"the index {unsafe[0]!r} of the shard {url} {unsafe[1]}; rename the shard", url=url)
@@ -297,8 +300,8 @@ def _name(url: str, folder: str) -> str:
         return Path(os.path.relpath(canonical_url(url), canonical_url(folder))).as_posix()
     if hide_secrets(url) != url:
         raise ArgumentError(
-            f"{url}: has a password or a query that may be a signature, and the manifest would tell it; pass username "
-            "and password as storage_options, and give an address that needs no signature",
+            f"{url}: has a password or a query that may be a signature, and the manifest would reveal it; pass "
+            "username and password as storage_options, and give an address that needs no signature",
             url=url,
         )
     begin = f"{folder.rstrip('/')}/"
@@ -309,7 +312,7 @@ def _name(url: str, folder: str) -> str:
 
 
 def _old_manifest(storage: Storage, folder: str, names: set[str], *, overwrite: bool) -> Manifest | None:
-    """Return the manifest that is there, which must not have other shards than these, unless it is overwritten."""
+    """Return the existing manifest, which must not list other shards unless ``overwrite`` is True."""
     try:
         old = load_manifest(storage, folder, MANIFEST_NAME, allow_any_url=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -317,7 +320,7 @@ def _old_manifest(storage: Storage, folder: str, names: set[str], *, overwrite: 
     except DatasetError as error:
         if not overwrite:
             raise
-        _logger.warning("%s; so nothing is taken over from it", error)
+        _logger.warning("%s; so nothing is kept from it", error)
         return None
     missing = [shard.url for shard in old.shards if shard.url not in names]
     if missing and not overwrite:
@@ -330,7 +333,7 @@ def _old_manifest(storage: Storage, folder: str, names: set[str], *, overwrite: 
 
 
 def _delete_old_indexes(storage: Storage, manifest: Manifest) -> None:
-    """Delete the indexes of format 1 that lie beside the shards; other files of such names stay."""
+    """Delete the indexes of format 1 beside the shards; other files with such names stay."""
     for shard in manifest.shards:
         url = join(manifest.url, index_name(shard.url))
         with contextlib.suppress(FileNotFoundError, DatasetError, OSError):
@@ -342,13 +345,13 @@ def _delete_old_indexes(storage: Storage, manifest: Manifest) -> None:
 def _is_other_shard(url: str, found: str, expected: str) -> DatasetError:
     return DatasetError(
         f"shard {url}: has the SHA-256 {found[:16]}..., expected {expected[:16]}... as its manifest says; it was "
-        "damaged or replaced. Fetch it again, or, if it is what it should be, pass overwrite=True",
+        "damaged or replaced. Fetch it again, or, if the shard is right, pass overwrite=True",
         url=url,
     )
 
 
 class _LeftIndexes:
-    """The indexes that a folder has before it is indexed: those of its manifest, or those that a writer left."""
+    """The indexes that a folder has before it is indexed: from its manifest, or from a stopped writer."""
 
     def __init__(self, storage: Storage, folder: str, old: Manifest | None) -> None:
         self._storage = storage
@@ -366,16 +369,17 @@ class _LeftIndexes:
                     self.block_samples = read_named_index(storage, folder, file)[0].facts.block_samples
 
     def delete(self, manifest: Manifest) -> None:
-        """Delete what is in the way of the new manifest: indexes of format 1, and what a writer left."""
+        """Delete files that the new manifest replaces: indexes of format 1, and files of a stopped writer."""
         _delete_old_indexes(self._storage, manifest)
         if self._is_by_writer:
             sweep(self._folder)
             self._storage.delete(join(self._folder, UNFINISHED_NAME))
 
     def add_columns(self, table: "pa.Table", name: str, sha256: str) -> "pa.Table":
-        """Return a shard's rows with the columns that only its present index has, if that is of the same bytes.
+        """Return a shard's rows with the columns that only its existing index has, if that is of the same bytes.
 
-        One without values that no manifest knows is left out: it is of a call whose columns named no field.
+        A column without values that no manifest lists is left out, because it is from a call whose column named a
+        field that no sample has.
         """
         known = self._old.columns if self._old else {}
         try:

@@ -1,8 +1,8 @@
 """A source -> a dataset: shuffled, levelled, split, resumable.
 
-Where the sizes are known the plan is made at once; else the samples go once through a spill: plain shards in
-``TMPDIR``, or in the destination where tasks may be done on other machines. The plan says which sample goes into which
-shard, so that a shard is a task of its own that gives the same bytes wherever and whenever it is done.
+If the sizes are known, the plan is made at once. Otherwise the samples are first written to a spill: plain shards in
+``TMPDIR``, or in the destination if tasks may run on other machines. The plan assigns each sample to a shard, so each
+shard is an independent task that gives the same bytes wherever and whenever it runs.
 """
 
 import hashlib
@@ -78,25 +78,25 @@ from shardkit.storage.registry import storage_for
 T = TypeVar("T")
 
 PLAN_VERSION = 2
-# What can be iterated over, or named, and gives no samples as they are stored.
+# Objects that are iterable, or are paths, but do not yield samples as they are stored.
 _NO_SOURCE = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, ShardDataset)
-_SPILL_SAMPLES = 4096  # of a listed source are one segment, one task
-_CHECK_SAMPLES = 64  # are decoded by a worker at a time, where pack checks them
-_NAMED = 100  # fields that cannot be decoded are named in an error; the rest is counted
-_CHOICE_SAMPLES = 1024  # are looked at to choose a compression, at most
-_SPLITS_OF_OTHERS = {"val": "validation", "valid": "validation", "dev": "validation"}  # as HF datasets calls them
+_SPILL_SAMPLES = 4096  # samples of a listed source in one segment, which is one task
+_CHECK_SAMPLES = 64  # samples in one task of the check
+_NAMED = 100  # the most fields that an error about undecodable fields names; the rest are counted
+_CHOICE_SAMPLES = 1024  # the most samples that are read to choose a compression
+_SPLITS_OF_OTHERS = {"val": "validation", "valid": "validation", "dev": "validation"}  # the names of HF datasets
 _CHOICE_DOMAIN = 0x4155_544F  # "AUTO"
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What is known before the first shard is written: for each split its plan and how many samples a block has."""
+    """The decisions before the first shard is written: for each split its plan and the number of samples in a block."""
 
     plans: dict[str, ShardPlan]
     block_samples: dict[str, int]
     compression: Compression
     columns: ColumnMaker
-    digest: str  # of all that decides the shards' bytes
+    digest: str  # of everything that decides the shards' bytes
 
 
 class _Pack:
@@ -123,7 +123,7 @@ class _Pack:
         self._decoder = decoder  # checks every field; None for no check
         self._progress = progress
         self._fingerprint = ""  # of a listed source
-        self._left = 0  # bytes of the shards that are still to be written
+        self._left = 0  # bytes of the shards that are not yet written
         names = list(request.splits) if request.splits is not None else []
         self._targets = {n: Target(self._storage, join(folder, n), self._described) for n in names} or {
             dataset_name(folder): Target(self._storage, folder, self._described)
@@ -140,8 +140,8 @@ class _Pack:
         except StorageError as error:
             if error.errno not in FULL:
                 raise
-            left = f"What is still to be written has up to {format_bytes(self._left)}. " if self._left > 0 else ""
-            full = StorageError(f"{error}. {left}Then run the same pack again to go on", url=error.url)
+            left = f"The remaining shards have up to {format_bytes(self._left)}. " if self._left > 0 else ""
+            full = StorageError(f"{error}. {left}Then run the same pack again to continue", url=error.url)
             full.errno = error.errno
             raise full from error
 
@@ -165,10 +165,12 @@ class _Pack:
                 self._write(self._records(staging, resume=resume and not overwrite), staging)
             except BaseException as error:
                 unusable = isinstance(error, ShardkitError) and not isinstance(error, WorkerError | StorageError)
-                if not listed or unusable:  # the next call could do nothing with it
+                if not listed or unusable:  # the next call could not use the spill
                     staging.clear()
                 if isinstance(error, StorageError) and error.url.startswith(staging.url):
-                    error.add_note("All samples wait there until they are packed. Without executor, TMPDIR says where.")
+                    error.add_note(
+                        "All samples wait there until they are packed. Without executor, TMPDIR sets the place."
+                    )
                 raise
         return {
             name: read_manifest(target.folder, storage_options=self._storage_options)
@@ -189,7 +191,7 @@ class _Pack:
             segments = self._spill_listed(source, staging.storage, url, there)
             return Spill(staging.storage, url, segments, is_kept=True)
         staging.clear()
-        url = join(staging.url, secrets.token_hex(8))  # which workers of a killed pack do not write to
+        url = join(staging.url, secrets.token_hex(8))  # a new name, to which workers of a killed pack do not write
         samples: Iterable[Mapping[str, Any]] = source if transform is None else transform.of_all(source)
         with track("reading", total=None, enabled=self._progress) as advance:
             encoded = _counted(encode_samples(samples), advance)
@@ -295,7 +297,7 @@ class _Pack:
             self._sort(records, np.concatenate([plan.order for plan in layout.plans.values()]))
         unfinished = [name for name, target in self._targets.items() if not target.is_finished]
         done = self._write_shards(records, layout, unfinished)
-        staging.clear()  # before a manifest says that there is nothing more to do
+        staging.clear()  # before a manifest marks the dataset as finished
         if self._request.splits is not None:
             suffix = layout.compression.suffix
             self._publish_card({name: [f"{name}/*{suffix}"] for name, plan in layout.plans.items() if len(plan)})
@@ -317,7 +319,7 @@ class _Pack:
     def _write_shards(
         self, records: Records, layout: _Layout, unfinished: Iterable[str]
     ) -> dict[str, list[WrittenShard]]:
-        """Write the shards that are missing; return all shards of each target that is to be finished, in order."""
+        """Write the missing shards; return all shards of each unfinished target, in order."""
         targets = {name: self._targets[name] for name in unfinished}
         stems = {
             name: [shard_stem(target.folder, number) for number in range(len(layout.plans[name]))]
@@ -340,7 +342,7 @@ class _Pack:
                         continue
                     yield ShardTask(
                         self._storage,
-                        absolute_url(target.folder),  # a worker may have another working folder
+                        absolute_url(target.folder),  # a worker may have a different working folder
                         stem,
                         records.take(layout.plans[name].positions(number)),
                         layout.compression,
@@ -403,7 +405,7 @@ class _Pack:
 
 
 def _samples_with(shards: Iterable[WrittenShard]) -> dict[str, int]:
-    """Return how many samples of some shards have each field."""
+    """Return, for each field, the number of samples in some shards that have it."""
     counts: Counter[str] = Counter()
     for written in shards:
         counts.update(written.fields)
@@ -446,64 +448,66 @@ def pack(  # noqa: PLR0913 - one call that says it all; each has a default
     """Pack samples into shuffled shards of equal size, and publish them as a dataset, or as one dataset per split.
 
     Every sample is written exactly once. The order is a keyed permutation of all samples, decided by ``seed``; memory
-    stays bounded. The same source and arguments give the same bytes, whatever does the work. Nothing incomplete ever
-    has a final name; a manifest comes last. After a crash, a full disk or Ctrl-C, the same call goes on where it
-    stopped; where the samples come from a plain iterable or a transform, they are gone through again first, and only
-    shards that are missing are written.
+    stays bounded. The same source and arguments give the same bytes, whatever workers do the work. No incomplete file
+    ever has a final name, and the manifest is written last. After a crash, a full disk or Ctrl-C, the same call
+    continues where it stopped. If the samples come from a plain iterable or a transform, the call goes through them
+    again first, and then writes only the missing shards.
 
     Args:
         source: An ``ImageFolder``, a ``FileFolder``, a ``ShardSource``, or any iterable of samples: dicts with
             ``__key__`` and fields, whose values are bytes, text, or what the field's codec encodes.
         destination: The dataset's folder; with ``splits``, the folder of the datasets' folders.
-        shard_bytes: The most that a shard may have, uncompressed, headers and padding included. The shards are
-            levelled below it.
+        shard_bytes: The largest size of a shard, uncompressed, headers and padding included. The shards get equal sizes
+            below it.
         shard_samples: The most samples that a shard may have.
         shuffle: False keeps the source's order.
         seed: Decides the order, and the random numbers of a transform.
         compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; ``"auto"`` takes zst if the
             payload shrinks by a tenth or more, else none.
-        block_bytes: About how large a block is to be: the unit of reading in training.
+        block_bytes: The approximate size of a block, the unit of reading in training.
         columns: Values to promote into the index: a field's name, or a function of the sample.
         splits: Shares that add up to 1, for example ``{"train": 0.9, "val": 0.1}``. A sample's split depends on its
             key alone.
-        split_by: Gives from the key what decides the split instead, so that what belongs together stays together.
+        split_by: Returns for a key the value that decides the split instead, so that related samples stay together.
         transform: Called with each sample before it is written; returns it, changed or not, or None to leave it out.
-            Or for single fields a mapping like ``{"jpg": function}``, which leaves None as it is. Values are as the
-            source has them: bytes, if they come from files or shards; image transforms, as ``{"jpg": Resize(256)}``,
-            decode them. A parameter named ``rng`` gets an ``Rng`` keyed by seed and the sample's key.
-        num_workers: How many shards are written at the same time; None for one a processor. With an executor, half of
-            the tasks that it is given at a time; None for as many as it has workers (known of ``concurrent.futures``,
-            loky and Dask), else for 64.
+            For single fields, it can be a mapping like ``{"jpg": function}``, which leaves None unchanged. Values are
+            as in the source: bytes, if they come from files or shards; image transforms, such as
+            ``{"jpg": Resize(256)}``, decode them. A parameter named ``rng`` gets an ``Rng`` keyed by the seed and the
+            sample's key.
+        num_workers: The number of shards written at the same time; None for one per processor. An executor gets twice
+            as many tasks at a time; None then means its number of workers (known for ``concurrent.futures``,
+            loky and Dask), or 64 if that is unknown.
         worker_type: ``"thread"``, or ``"process"`` for a transform that holds the GIL (everything must be picklable
             then).
-        executor: An executor of ``concurrent.futures``, or one like those (for Dask: ``client.get_executor()``), which
-            writes the shards instead of workers of our own. What it reaches must see the source and the destination,
-            and needs nothing else in common: what waits to be packed lies in ``__staging__`` of the destination.
-        check: Decode every field before anything is written, as its name says, images of any depth, or as a ``Decoder``
-            with other settings does: a file that is cut, or is no image though its name says so, is an error then, and
-            not in training. The workers do it. Files are read once more for it.
-        resume: Go on with what an earlier call of the same arguments left, and accept what it finished. False starts
-            anew.
-        overwrite: Replace another dataset that is in the way. Files that are no dataset's are never deleted.
+        executor: An executor of ``concurrent.futures``, or a similar one (for Dask: ``client.get_executor()``), which
+            writes the shards instead of our own workers. Its workers must be able to access the source and the
+            destination, and need nothing else in common: unpacked samples are held in ``__staging__`` of the
+            destination.
+        check: Decode every field before anything is written. True decodes by the field's name, images with any bit
+            depth; a ``Decoder`` uses its own settings. A file that is truncated, or is not the image that its name
+            claims, is then an error now, not in training. The workers do this, and files are read twice.
+        resume: Continue the work of an earlier call with the same arguments, and accept its finished datasets. False
+            starts over.
+        overwrite: Replace another dataset at the destination. Files that do not belong to a dataset are never deleted.
         progress: Show a bar on standard error, if that is a terminal.
-        storage_options: Passed to the destination's storage. A shard for another place waits in ``TMPDIR`` until it is
-            whole. Samples of a plain iterable or a transform wait there until they are packed, all of them, unless an
+        storage_options: Passed to the destination's storage. A shard for remote storage is held in ``TMPDIR`` until it
+            is complete. All samples of a plain iterable or a transform are held there until they are packed, unless an
             executor has processes.
 
     Returns:
         The manifests, by split; without ``splits``, one under the destination's name.
 
     Raises:
-        DatasetExistsError: Another dataset is in the way, or what an unfinished pack with other arguments or another
-            source left; or the folder holds files and no dataset. Nothing was changed.
+        DatasetExistsError: The destination has another dataset, or an unfinished one from other arguments or another
+            source; or it has files and no dataset. Nothing was changed.
         SampleError: A key or a field cannot be written, a key occurs twice, or a sample is larger than a shard. No
             shard was written.
         CodecError: A value cannot be encoded. Or ``check`` found fields that cannot be decoded; the message names the
             first 100. No shard was written.
-        SourceError: The source is empty, changed while it was read, or gives another key or size than it promised.
-        WorkerError: A worker process, or an executor's, died. The same call goes on from there.
+        SourceError: The source is empty, changed while it was read, or returns another key or size than it promised.
+        WorkerError: A worker process, or a worker of the executor, died. The same call continues from there.
         ArgumentError: A column names a field that no sample has. No shard was written.
-        StorageError: A file could not be read or written, for example because the disk is full. The same call goes on
+        StorageError: A file could not be read or written, for example because the disk is full. The same call continues
             from there.
 
     Example:

@@ -23,18 +23,20 @@ def _leave_to_parent() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)  # an executor's worker may outlive the pack that forked it
+os.register_at_fork(
+    after_in_child=_leave_to_parent
+)  # an executor's worker may live longer than the pack that forked it
 
 
 @contextmanager
 def exclusive(folders: Iterable[str]) -> Iterator[None]:
-    """Keep other packs out of folders while the context lasts. What is killed keeps nobody out.
+    """Keep other packs out of folders while the context is open. A killed process keeps nobody out.
 
-    The folders are made if need be, and taken away again if they stay empty. Of folders in another place it keeps the
-    packs of this machine and user out; those of others are told by what stands there that it is unfinished.
+    Missing folders are made, and removed again if they stay empty. For remote folders, only packs of this machine and
+    user are kept out; other packs find the mark of an unfinished dataset there.
 
     Raises:
-        DatasetExistsError: Another process, or another thread, is packing there, or it is a file.
+        DatasetExistsError: Another process or thread is packing into a folder, or it is a file.
         StorageError: Nothing can be written there.
 
     Example:
@@ -89,7 +91,7 @@ def _lock(folder: Path, url: str) -> Iterator[None]:
 def _take(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Its holder may have taken it away between our opening and our locking, and another one made it anew.
+        # Between our open and our lock, the holder may have removed the file and another process made a new one.
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (BlockingIOError, FileNotFoundError):
         return False

@@ -1,4 +1,4 @@
-"""Which sample goes into which shard and in which order: decided before anything is written, from sizes alone."""
+"""The plan of the samples in each shard and their order, made from sizes alone before anything is written."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """One dataset's samples in the order in which they are written, and where its shards begin.
+    """One dataset's samples in the order in which they are written, and the beginnings of its shards.
 
     Attributes:
         order: Positions in the source: int64, (samples,).
-        starts: Where in ``order`` each shard begins, and at last its end: int64, (shards + 1,).
+        starts: The index in ``order`` where each shard begins, and finally its length: int64, (shards + 1,).
     """
 
     order: Positions
@@ -48,10 +48,10 @@ def plan_shards(
 
     Args:
         positions: The samples' positions in the source.
-        sizes: The tar bytes of every sample of the source, by position.
+        sizes: The bytes in a tar of every sample of the source, by position.
         capacity: The most bytes of samples that a shard holds; no sample is larger.
         shard_samples: The most samples that a shard holds, or None.
-        seed: Decides the order; None keeps the source's.
+        seed: Decides the order; None keeps the source's order.
 
     Example:
         >>> sizes = np.full(10, 100)
@@ -65,18 +65,18 @@ def plan_shards(
 
 
 def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | None) -> Positions:
-    """Cut a sequence of samples into the fewest shards that hold them, as equal as can be.
+    """Cut a sequence of samples into the fewest shards that hold them, as equal in size as possible.
 
-    They are cut at equal shares, moved as little as the capacity of the shards before and after demands. So no
-    shard is smaller than the mean by more than one sample, unless ``shard_samples`` is what ends it.
+    The cuts are at equal shares, moved only as far as the capacity of the shards before and after requires. So no
+    shard is smaller than the mean by more than one sample, unless ``shard_samples`` limits it.
 
     Args:
-        sizes: Of the samples, in order.
+        sizes: The samples' sizes, in order.
         capacity: The most bytes that a shard holds; no sample is larger.
         shard_samples: The most samples that a shard holds, or None.
 
     Returns:
-        Where each shard begins, and at last the number of samples: int64, (shards + 1,).
+        The index where each shard begins, and finally the number of samples: int64, (shards + 1,).
 
     Example:
         >>> cut(np.array([5, 5, 5, 1]), capacity=11, shard_samples=None).tolist()
@@ -87,20 +87,20 @@ def cut(sizes: npt.NDArray[np.int64], *, capacity: int, shard_samples: int | Non
     ends = np.concatenate([[0], np.cumsum(sizes)])
 
     def last_end(start: int) -> int:
-        """Where a shard that begins at ``start`` ends at the latest."""
+        """Return the latest end of a shard that begins at ``start``."""
         return min(int(np.searchsorted(ends, ends[start] + capacity, side="right")) - 1, start + most)
 
     def first_start(end: int) -> int:
-        """Where a shard that ends at ``end`` begins at the earliest."""
+        """Return the earliest beginning of a shard that ends at ``end``."""
         return max(int(np.searchsorted(ends, ends[end] - capacity, side="left")), end - most)
 
-    earliest = [samples]  # where the last k shards begin at the earliest, k = 0, 1, ...
+    earliest = [samples]  # the earliest beginning of the last k shards, k = 0, 1, ...
     while earliest[-1] > 0:
         earliest.append(first_start(earliest[-1]))
     shards = len(earliest) - 1
     starts = [0] if shards else []
     for shard in range(1, shards):
-        if shard_samples is not None and shards == -(-samples // most):  # the number of samples is what binds
+        if shard_samples is not None and shards == -(-samples // most):  # the limit is the number of samples
             near = samples * shard // shards
         else:
             near = int(np.searchsorted(ends, int(ends[samples]) * shard // shards))
@@ -112,7 +112,7 @@ def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
     """Return the shares of the splits, or None if there are none.
 
     Raises:
-        ArgumentError: The shares are not positive or do not add up to 1, or a name cannot be a folder's of its own.
+        ArgumentError: The shares are not positive or do not add up to 1, or a split's name is not a valid folder name.
 
     Example:
         >>> check_splits({"train": 0.9, "val": 0.1})
@@ -128,7 +128,7 @@ def check_splits(splits: Mapping[str, float] | None) -> dict[str, float] | None:
         )
     for name in splits:
         if not isinstance(name, str) or not name or name[0] in ".-" or set(name) & set("/\\:\0"):
-            raise ArgumentError(f"splits: {name!r} cannot be what a folder and its shards are called; write 'train'")
+            raise ArgumentError(f"splits: {name!r} cannot be the name of a folder and its shards; write 'train'")
     if unsafe := find_unsafe(splits):
         raise ArgumentError(f"splits: {unsafe[0]!r} {unsafe[1]}; call it something else")
     return {name: float(share) for name, share in splits.items()}
@@ -141,7 +141,7 @@ def _is_share(share: object) -> bool:
 def _given_by(split_by: Callable[[str], str], key: str) -> str:
     given: object = split_by(key)
     if not isinstance(given, str) and not hasattr(given, "__index__"):
-        raise ArgumentError(f"split_by gives {given!r} for the key {key!r}, expected text or a number", key=key)
+        raise ArgumentError(f"split_by returns {given!r} for the key {key!r}, expected text or a number", key=key)
     return str(given)
 
 
@@ -151,19 +151,19 @@ def assign_splits(
     split_by: Callable[[str], str] | None,
     keys: Callable[[], Iterable[str]],
 ) -> dict[str, Positions]:
-    """Return the positions of each split's samples, by a hash of their keys that no seed touches.
+    """Return the positions of each split's samples, by a hash of their keys that does not depend on a seed.
 
-    So a sample stays in its split when the data is shuffled anew or grows.
+    So a sample stays in its split when the data is shuffled again or grows.
 
     Args:
         hashes: ``hash_key`` of every key: uint64, (samples,).
         splits: The share of each split, as ``check_splits`` returns them.
-        split_by: Gives what is hashed instead of the key, for example the patient of an image, so that what belongs
-            together stays together.
-        keys: Gives all keys; called only with ``split_by``.
+        split_by: Returns for a key the value that is hashed instead, for example the patient of an image, so that
+            related samples stay together.
+        keys: Returns all keys; called only with ``split_by``.
 
     Raises:
-        ArgumentError: ``split_by`` gives neither text nor a whole number.
+        ArgumentError: ``split_by`` returns neither text nor a whole number.
 
     Example:
         >>> from shardkit.hashing import hash_keys

@@ -1,4 +1,4 @@
-"""Samples whose sizes are known before they are read, encoded when they are needed and held to what was promised."""
+"""Samples whose sizes are known before they are read, encoded when needed and compared with what was promised."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ class Records(Protocol):
     Attributes:
         tar_sizes: The bytes that each sample takes in a tar: int64, (samples,).
         hashes: ``hash_key`` of each key: uint64, (samples,).
-        digest: Text that changes when a sample does.
+        digest: Text that changes when a sample changes.
     """
 
     tar_sizes: npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class Records(Protocol):
     digest: str
 
     def take(self, positions: npt.NDArray[np.int64], /) -> Iterable[EncodedSample]:
-        """Return some of the samples, in that order; what is returned is small to pickle."""
+        """Return some of the samples, in that order, as an iterable that is small when pickled."""
         ...
 
     def keys(self) -> Iterator[str]:
@@ -46,7 +46,7 @@ class Records(Protocol):
         ...
 
     def fields(self) -> Iterator[Iterable[str]]:
-        """Yield fields that occur together, until every field was among them."""
+        """Yield groups of fields that occur together; every field is in one of them."""
         ...
 
 
@@ -54,7 +54,7 @@ def promised_hashes(source: ListedSource) -> UInt64Array:
     """Return ``hash_key`` of the keys that a source promises: uint64, (samples,).
 
     Raises:
-        SampleError: A key cannot be written. This, and whatever the source raises, gets a note of the sample.
+        SampleError: A key cannot be written. This error, and any error of the source, gets a note about the sample.
     """
     count = len(source)
     return np.fromiter(_asked(count, lambda i: hash_key(check_key(source.key(i)))), dtype=np.uint64, count=count)
@@ -65,7 +65,7 @@ def _asked(count: int, ask: Callable[[int], int]) -> Iterator[int]:
         try:
             answer = ask(position)
         except Exception as error:
-            error.add_note(f"It was raised by what the source promises of its sample {position:,}.")
+            error.add_note(f"It was raised while the source was asked about its sample {position:,}.")
             raise
         yield answer
 
@@ -80,14 +80,14 @@ def take_part(source: ListedSource, positions: Sequence[int]) -> ListedSource:
 
 
 class ListedRecords:
-    """A listed source as records: what it promises of its samples.
+    """The samples of a listed source as records, with the keys and sizes that the source promises.
 
     Args:
         source: The source.
         fingerprint: Its fingerprint.
 
     Raises:
-        SampleError: A key cannot be written. This, and whatever the source raises, gets a note of the sample.
+        SampleError: A key cannot be written. This error, and any error of the source, gets a note about the sample.
     """
 
     def __init__(self, source: ListedSource, fingerprint: str) -> None:
@@ -102,12 +102,12 @@ class ListedRecords:
         self.digest = promised.hexdigest()
 
     def take(self, positions: npt.NDArray[np.int64], /) -> "ListedPart":
-        """Return some of the samples, in that order, to be compared with what was promised of them."""
+        """Return some of the samples, in that order; they are compared with what was promised when they are read."""
         part = take_part(self._source, positions.tolist())
         return ListedPart(part, self.hashes[positions], self.tar_sizes[positions])
 
     def keys(self) -> Iterator[str]:
-        """Yield all keys, in order. Raises SourceError if one is not what it was."""
+        """Yield all keys, in order. Raises SourceError if one has changed."""
         for position, promised in enumerate(self.hashes.tolist()):
             key = self._source.key(position)
             if hash_key(key) != promised:
@@ -115,20 +115,20 @@ class ListedRecords:
             yield key
 
     def fields(self) -> Iterator[list[str]]:
-        """Yield the fields of each sample, without reading it."""
+        """Yield the fields of each sample, without reading the sample."""
         return ([field for field, _ in self._source.sizes(i)] for i in range(len(self.hashes)))
 
 
 @dataclass(frozen=True)
 class ListedPart:
-    """Some samples of a listed source, read, perhaps transformed, and encoded when they are iterated over.
+    """Some samples of a listed source; they are read, transformed if requested, and encoded during iteration.
 
     Attributes:
-        source: Has these samples.
+        source: A source of exactly these samples.
         hashes: ``hash_key`` of the keys that it promised: uint64, (samples,).
-        tar_sizes: The bytes that they take in a tar, as it promised: int64, (samples,); None if that does not matter.
+        tar_sizes: The promised bytes that they take in a tar: int64, (samples,); None if sizes are not compared.
         transform: Changes each sample, or leaves it out.
-        codecs: Those of the process that makes this.
+        codecs: The registered codecs of the process that makes this object.
     """
 
     source: ListedSource
@@ -138,10 +138,10 @@ class ListedPart:
     codecs: Mapping[str, Codec] = field(default_factory=registered_codecs)
 
     def __iter__(self) -> Iterator[EncodedSample]:
-        """Yield the samples. What the source raises gets a note of the sample.
+        """Yield the samples. An error of the source gets a note about the sample.
 
         Raises:
-            SourceError: It gives another sample than it promised.
+            SourceError: The source returns another sample than it promised.
         """
         for position, promised in enumerate(self.hashes.tolist()):
             key = f"number {position:,} of a part"
@@ -150,7 +150,7 @@ class ListedPart:
                 encoded = self._read(position, key, promised)
             except Exception as error:
                 if not any(repr(key) in text for text in (str(error), *getattr(error, "__notes__", ()))):
-                    error.add_note(f"It was raised where the source's sample {key!r} was read.")
+                    error.add_note(f"It was raised while the source's sample {key!r} was being read.")
                 raise
             if encoded is not None:
                 yield encoded
@@ -184,33 +184,33 @@ def _described(sizes: Sequence[tuple[str, int]], others: Sequence[tuple[str, int
 def _broken(key: str, promised: str, came: str) -> SourceError:
     return SourceError(
         f"sample {key!r}: the source promised {promised} and gave {came}; correct the source, whose keys and sizes "
-        "must be those of what it reads, or pack an iterable of its samples",
+        "must match the samples that it reads, or pack an iterable of its samples",
         key=key,
     )
 
 
 def encode_samples(samples: Iterable[Mapping[str, Any]]) -> Iterator[EncodedSample]:
-    """Yield samples encoded. What is raised gets a note of how many there were."""
+    """Yield the samples, encoded. An error gets a note with the number of samples read so far."""
     number = 0
     try:
         for sample in samples:
             number += 1
             yield encode_sample(sample)
     except Exception as error:
-        error.add_note(f"It was raised at or after sample {number:,} of those that were to be packed.")
+        error.add_note(f"It was raised at or after sample {number:,} of the samples to pack.")
         raise
 
 
 class SampleTransform:
-    """A user's ``transform`` of samples that are packed, with random numbers that follow from seed and key.
+    """A user's ``transform`` of samples to pack, with random numbers that are determined by the seed and the key.
 
     Args:
         function: The function of a sample, or the functions of its fields.
-        seed: Of the random numbers.
+        seed: The seed of the random numbers.
 
     Attributes:
-        function: As it was given.
-        seed: Of the random numbers; None if there are none.
+        function: The argument ``function``.
+        seed: The seed of the random numbers; None if no function uses any.
 
     Raises:
         ArgumentError: It is neither a function nor a mapping of names to functions.
@@ -224,15 +224,15 @@ class SampleTransform:
     def __init__(self, function: SampleFunction, *, seed: int) -> None:
         self._transform = Transform.parse(function)
         self._decoder = Decoder()
-        self._images = undecoded_fields([self._transform], self._decoder)  # are decoded by their transform
+        self._images = undecoded_fields([self._transform], self._decoder)  # their transform decodes them
         self.function = function
         self.seed = seed if self._transform.needs_rng else None
 
     def __call__(self, sample: Mapping[str, Any]) -> Sample | None:
-        """Return what takes a sample's place, or None to leave it out. What the function raises gets a note of it.
+        """Return the transformed sample, or None to leave it out. An error of the function gets a note of the sample.
 
         Raises:
-            SampleError: It is no sample, or lacks a field that has a function.
+            SampleError: The result is not a sample, or the sample lacks a field that has a function.
         """
         own = dict(check_sample(sample))
         rng = None
@@ -246,7 +246,7 @@ class SampleTransform:
         return changed
 
     def of_all(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
-        """Yield what takes the samples' places."""
+        """Yield the transformed samples, without those that are left out."""
         for sample in samples:
             changed = self(sample)
             if changed is not None:

@@ -1,9 +1,9 @@
 """Samples of unknown size, encoded once into plain shards, so that a plan can be made from their sizes.
 
-A segment of a spill is a tar of some samples, in the order in which they came, and a table beside it: of each sample
-its size, the hash of its key, where it lies and its CRC-32. Only the tables are kept in memory: 32 bytes a sample.
-When the plan is made, each segment is written again in the order of the plan, so that what a shard takes of it is one
-range, read in a few large pieces. No segment stays open: a worker opens one at a time, however many there are.
+A segment of a spill is a tar of some samples in their original order, and a table of their sizes, the hashes of their
+keys, their offsets and their CRC-32s. Only the tables are kept in memory: 32 bytes per sample. After the plan is made,
+each segment is written again in the order of the plan. So each shard needs one range of each segment, which is read in
+a few large pieces. No segment stays open: a worker opens one at a time, however many there are.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from shardkit.storage.registry import storage_for
 from shardkit.storage.spool import spooled
 
 SEGMENT_BYTES = 256_000_000
-_AHEAD_BYTES = 4_000_000  # that a worker reads ahead, of all segments together
+_AHEAD_BYTES = 4_000_000  # that a worker reads ahead from all segments together
 _COPY_BYTES = 1 << 20
 _OWN_NAME = re.compile(r"[0-9a-f]{16}-\d{6,}(?:(?:-sorted)?\.tar|\.table)")
 _ROW = struct.Struct("<qQqII")
@@ -51,7 +51,7 @@ class Staging:
     Args:
         folder: The pack's folder.
         storage: Serves it.
-        is_shared: The spill lies in ``__staging__`` of that folder, where every machine finds it; else in ``TMPDIR``.
+        is_shared: Put the spill in ``__staging__`` of that folder, where every machine can read it, not in ``TMPDIR``.
     """
 
     def __init__(self, folder: str, storage: Storage, *, is_shared: bool) -> None:
@@ -60,7 +60,7 @@ class Staging:
         self._is_shared = is_shared
 
     def clear(self, *, keep: str | None = None) -> set[str]:
-        """Delete what earlier calls left here, but for names that begin with ``keep``, which are returned."""
+        """Delete the files of earlier calls, except names that begin with ``keep``; return these."""
         names = {name for name in self.storage.list(self.url) if _OWN_NAME.fullmatch(name)}
         kept = {name for name in names if keep is not None and name.startswith(keep)}
         for name in names - kept:
@@ -69,7 +69,7 @@ class Staging:
             remove_temporary_files(self.url)
             folder = local_path(self.url)
             for emptied in [folder] if self._is_shared else [folder, folder.parent]:
-                with contextlib.suppress(OSError):  # it is not there, or not empty
+                with contextlib.suppress(OSError):  # it does not exist, or is not empty
                     emptied.rmdir()
         return kept
 
@@ -81,9 +81,9 @@ class Segment:
     Attributes:
         url: Its tar's URL without ``.tar``.
         fields: The fields that occur in it.
-        table: A structured array, in the order in which the samples came: ``tar``, the bytes that the sample takes in a
-            shard; ``hash`` of its key; ``offset`` in the segment's tar; ``source``, the bytes that its source takes
-            there besides; ``crc32`` of its bytes there; (samples,).
+        table: A structured array in the samples' original order: ``tar``, the bytes that the sample takes in a shard;
+            ``hash`` of its key; ``offset`` in the segment's tar; ``source``, the additional bytes for its source in
+            the segment; ``crc32`` of its bytes in the segment; (samples,).
         is_sorted: Its tar is in the order of the plan.
     """
 
@@ -94,17 +94,17 @@ class Segment:
 
     @property
     def tar_url(self) -> str:
-        """Where its samples are."""
+        """The URL of its tar."""
         return _tar_url(self.url, is_sorted=self.is_sorted)
 
     def save(self, storage: Storage) -> None:
-        """Write down what is known of it, for a later call of the same pack."""
+        """Save its table and its facts for a later call of the same pack."""
         content = json.dumps([self.fields, self.is_sorted]).encode() + b"\n" + self.table.tobytes()
         write_whole(storage, f"{self.url}.table", hashlib.sha256(content).digest() + content, overwrite=True)
 
 
 def read_segment(storage: Storage, url: str, there: Container[str]) -> Segment | None:
-    """Return a segment that was saved before; None if not all of it is there, or its table is damaged."""
+    """Return a segment that was saved before; None if a part of it is missing, or its table is damaged."""
     if split_url(f"{url}.table")[1] not in there:
         return None
     data = read_whole(storage, f"{url}.table")
@@ -117,7 +117,7 @@ def read_segment(storage: Storage, url: str, there: Container[str]) -> Segment |
 
 
 def write_segment(storage: Storage, url: str, samples: Iterable[EncodedSample], *, shard_bytes: int) -> Segment:
-    """Write one segment; it has its name only when it is complete.
+    """Write one segment; it gets its name only when it is complete.
 
     Raises:
         SampleError: A sample is larger than a shard. No segment is left.
@@ -143,7 +143,7 @@ def write_segment(storage: Storage, url: str, samples: Iterable[EncodedSample], 
 def write_segments(
     storage: Storage, url: str, samples: Iterable[EncodedSample], *, shard_bytes: int
 ) -> Iterator[Segment]:
-    """Write samples to as many segments as they need; yields each when it is complete."""
+    """Write samples to as many segments as they need, and yield each segment when it is complete."""
     iterator = iter(samples)
     for number, first in enumerate(iterator):
         segment = _up_to(SEGMENT_BYTES, first, iterator)
@@ -180,7 +180,7 @@ class SegmentTask:
     shard_bytes: int
 
     def run(self, stop: StopSign) -> Segment:
-        """Write it, and save what is known of it. Raises Cancelled as soon as it is to stop; nothing is left then."""
+        """Write and save the segment. Raises Cancelled soon after ``stop`` is set; nothing is left then."""
         segment = write_segment(self.storage, self.url, until(stop, self.samples), shard_bytes=self.shard_bytes)
         segment.save(self.storage)
         return segment
@@ -188,12 +188,12 @@ class SegmentTask:
 
 @dataclass(frozen=True)
 class SortTask:
-    """Writes a segment again, its samples in the order of the plan."""
+    """Writes a segment again, with its samples in the order of the plan."""
 
     storage: Storage
     url: str
     number: int
-    rows: Table  # of its samples, in that order
+    rows: Table  # the table's rows of its samples, in that order
 
     def run(self, stop: StopSign) -> int:
         """Write it and return its number. Raises Cancelled soon after ``stop`` is set; nothing is left then."""
@@ -240,9 +240,9 @@ class Spill:
         self.digest = content.hexdigest()
 
     def sort_tasks(self, order: npt.NDArray[np.int64]) -> Iterator[SortTask]:
-        """Yield what writes the segments again, so that samples taken in this order lie one after the other in each.
+        """Yield tasks that write the segments again, with each segment's samples adjacent in the given order.
 
-        Segments that an earlier call of the same pack sorted are left out. ``end_sort`` takes each result.
+        Segments that an earlier call of the same pack sorted are left out. Pass each result to ``end_sort``.
         """
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
@@ -255,7 +255,7 @@ class Spill:
                 yield SortTask(self._storage, segment.url, number, rows)
 
     def end_sort(self, number: int) -> int:
-        """Note that a segment is sorted, delete what it was, and return how many samples it has."""
+        """Record that a segment is sorted, delete the unsorted one, and return its number of samples."""
         segment = self._segments[number]
         self._segments[number] = replace(segment, is_sorted=True)
         if self._is_kept:
@@ -271,7 +271,7 @@ class Spill:
         offsets, sizes = rows["offset"], _sizes(rows)
         by_segment = np.argsort(segments, kind="stable")
         follows = offsets[by_segment][1:] == (offsets + sizes)[by_segment][:-1]
-        are_ranges = follows[np.diff(segments[by_segment]) == 0].all()  # one of each segment
+        are_ranges = follows[np.diff(segments[by_segment]) == 0].all()  # one per segment
         ahead = _AHEAD_BYTES if are_ranges else 0
         return SpillPart(self._storage, self._url, is_sorted, segments, offsets, sizes, rows["crc32"], ahead)
 
@@ -296,7 +296,7 @@ class SpillPart:
 
     storage: Storage
     url: str
-    is_sorted: npt.NDArray[np.bool_]  # of each segment
+    is_sorted: npt.NDArray[np.bool_]  # for each segment
     segments: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
@@ -307,10 +307,12 @@ class SpillPart:
         """Yield the samples; each is compared with its CRC-32.
 
         Raises:
-            SourceError: A segment is not what was written.
+            SourceError: A segment has other bytes than were written.
         """
         numbers = self.segments.tolist()
-        ends = dict(zip(numbers, (self.offsets + self.sizes).tolist(), strict=True))  # of what is wanted of each
+        ends = dict(
+            zip(numbers, (self.offsets + self.sizes).tolist(), strict=True)
+        )  # of the wanted bytes of each segment
         ahead = self.ahead // max(1, len(ends))
         pieces: dict[int, tuple[int, bytes]] = {}
         rows = zip(numbers, self.offsets.tolist(), self.sizes.tolist(), self.crcs.tolist(), strict=True)
@@ -363,7 +365,7 @@ def _from_tar(record: bytes) -> EncodedSample:
 
 
 def _read(storage: Storage, url: str, offset: int, size: int) -> bytes:
-    """Return a piece of a segment; nothing if it cannot be read, which ``_checked`` then says."""
+    """Return a piece of a segment, or no bytes if it cannot be read; ``_checked`` then raises the error."""
     try:
         return storage.read_range(url, offset, size)
     except (FileNotFoundError, ShardError):
@@ -399,7 +401,7 @@ def _lost(url: str) -> SourceError:
 
 @contextlib.contextmanager
 def _nearby(storage: Storage, url: str) -> Iterator[int]:
-    """Provide a descriptor of a segment's tar, or of a copy on this machine's disk, to be read in any order."""
+    """Provide a descriptor for reading a segment's tar in any order; a remote tar is copied to this machine's disk."""
     if is_remote(url):
         with spooled(url) as file, contextlib.closing(storage.open(url)) as stream:
             while data := stream.read(_COPY_BYTES):

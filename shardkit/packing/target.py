@@ -1,4 +1,4 @@
-"""What a pack writes down of itself, so that the same call goes on with it and another one keeps off."""
+"""The record that a pack leaves in its folder, so that the same call continues it and another call refuses it."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _OTHER_SOURCE = "the source: samples were added, removed or changed since"
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; all that decides the bytes, beside the source."""
+    """The arguments of a pack that, with the source, decide the shards' bytes."""
 
     shard_bytes: int
     shard_samples: int | None
@@ -38,10 +38,10 @@ class Request:
         if self.split_by is not None and not callable(self.split_by):
             raise ArgumentError(f"split_by is {self.split_by!r}, expected a function")
         if self.split_by is not None and self.splits is None:
-            raise ArgumentError("split_by is given and splits is not; say which splits there are to be")
+            raise ArgumentError("split_by is given and splits is not; pass splits too")
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON, functions by name and a hash of their code."""
+        """Return it as JSON; functions are described by their name and a hash of their code."""
         described = {name: getattr(self, name) for name in ("shard_bytes", "shard_samples", "seed", "compression")}
         return described | {
             "block_bytes": self.block_bytes,
@@ -53,7 +53,7 @@ class Request:
 
 
 class Target:
-    """One dataset's folder, and what an earlier pack left there."""
+    """One dataset's folder, and the record of an earlier pack there."""
 
     def __init__(self, storage: Storage, folder: str, request: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -76,10 +76,10 @@ class Target:
         return data if isinstance(data, dict) else {}
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
-        """Refuse what is in the way. Nothing is changed yet.
+        """Check that this pack may write to the folder. Nothing is changed yet.
 
         Raises:
-            DatasetExistsError: Something is in the way.
+            DatasetExistsError: The folder has another dataset, or other files.
         """
         if self._earlier is None:
             refuse_others(self._storage, self.folder, overwrite=overwrite)
@@ -99,7 +99,7 @@ class Target:
         self._unfinished = True
 
     def _is_same(self, earlier: Mapping[str, Any]) -> bool:
-        """Return whether an earlier pack was asked for the same; one that is finished may be of any version."""
+        """Return whether an earlier pack had the same arguments; a finished one may be of any version."""
         request = earlier.get("request")
         if isinstance(request, dict) and not self._unfinished and "source" in earlier:
             request = request | {"version": self._request["version"]}
@@ -116,10 +116,10 @@ class Target:
         return self._earlier is not None and not self._unfinished
 
     def check_source(self, source: str) -> None:
-        """Check that what was begun here was made of the source with this fingerprint.
+        """Check that an earlier pack here, if there was one, had the source with this fingerprint.
 
         Raises:
-            DatasetExistsError: It was made of another one.
+            DatasetExistsError: It had another source.
         """
         if (self._earlier or {}).get("source", source) != source:
             raise self._refuse(_OTHER_SOURCE)
@@ -131,10 +131,10 @@ class Target:
             prepare_folder(self._storage, self.folder, self._earlier)
 
     def begin(self, plan: Mapping[str, Any]) -> None:
-        """Write down what is being written, and delete what it replaces.
+        """Record which dataset is being written, and delete the dataset that it replaces.
 
         Raises:
-            DatasetExistsError: What was begun here was made of another source. Nothing was changed.
+            DatasetExistsError: An earlier pack here had another source. Nothing was changed.
         """
         if self._earlier is None:
             prepare_folder(self._storage, self.folder, plan, overwrite=self._replace)
@@ -144,7 +144,7 @@ class Target:
             raise self._refuse(_differences(self._earlier.get("request"), self._request) or _OTHER_SOURCE)
 
     def clean(self, stems: Sequence[str], compression: Compression) -> dict[str, list[str]]:
-        """Delete what killed writers and replaced datasets left; return the indexes that are left of each shard."""
+        """Delete files of killed writers and replaced datasets; return the indexes that remain for each shard."""
         sweep(self.folder)
         found = list_indexes(self._storage, self.folder)
         indexes = {stem: found.get(stem, []) for stem in stems}
@@ -191,13 +191,13 @@ def refuse_dataset(storage: Storage, folder: str) -> None:
 
 
 def refuse_others(storage: Storage, folder: str, *, overwrite: bool) -> None:
-    """Check that a folder that is no dataset is empty, so that nothing is mixed with files of others.
+    """Check that a folder that is not a dataset is empty, so that a dataset is not mixed with other files.
 
-    With ``overwrite``, files of others may stay beside the dataset; but what it would replace must be a dataset, or
-    nobody knows whose shards they are.
+    With ``overwrite``, other files may stay beside the dataset. But shards are replaced only if they belong to a
+    dataset, because otherwise their origin is unknown.
 
     Raises:
-        DatasetExistsError: It is not.
+        DatasetExistsError: The folder has other files, or shards of no dataset.
     """
     if own := own_names(storage, folder):
         raise DatasetExistsError(
@@ -216,10 +216,10 @@ def refuse_others(storage: Storage, folder: str, *, overwrite: bool) -> None:
 
 
 def refuse_other_splits(storage: Storage, folder: str, splits: Container[str]) -> None:
-    """Check that a folder that gets its first datasets for splits has nothing in it but other datasets.
+    """Check that a folder contains only datasets before the first datasets of splits are written into it.
 
     Raises:
-        DatasetExistsError: It has.
+        DatasetExistsError: It contains something else.
     """
     for name in storage.list(folder):
         if name not in splits and not name.startswith(".") and not _is_dataset(storage, join(folder, name)):
@@ -238,19 +238,19 @@ def _is_dataset(storage: Storage, folder: str) -> bool:
 
 
 def check_apart(source: object, folders: Iterable[str]) -> None:
-    """Check that no target lies where the source is read from: overwriting it would destroy it.
+    """Check that no target is where the source is read from, because overwriting it would destroy the source.
 
     Raises:
-        ArgumentError: One does.
+        ArgumentError: A target is.
     """
     overlaps = getattr(source, "overlaps", None)
     for folder in folders:
         if overlaps is not None and overlaps(folder):
-            raise ArgumentError(f"{folder}: lies where the samples are read from; choose another folder")
+            raise ArgumentError(f"{folder}: is where the samples are read from; choose another folder")
 
 
 def describe_function(function: object) -> str | None:
-    """Return a function's name and a hash of its code, so that a resumed pack notices that it changed."""
+    """Return a function's name and a hash of its code, so that a resumed pack detects that it changed."""
     if function is None:
         return None
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -259,7 +259,7 @@ def describe_function(function: object) -> str | None:
 
 
 def describe_transform(transform: SampleTransform | None) -> str | None:
-    """Return a transform's functions as ``describe_function`` does, and the seed that their random numbers are of."""
+    """Return the descriptions of a transform's functions, and the seed of their random numbers."""
     if transform is None:
         return None
     function: SampleFunction = transform.function
@@ -277,7 +277,7 @@ def _code(code: CodeType) -> bytes:
 def _constant(value: object) -> bytes:
     if isinstance(value, CodeType):
         return _code(value)
-    if isinstance(value, frozenset):  # its order is another in every process
+    if isinstance(value, frozenset):  # its order is different in every process
         return b" ".join(sorted(map(_constant, value)))
     return b" ".join(map(_constant, value)) if isinstance(value, tuple) else repr(value).encode()
 

@@ -1,4 +1,4 @@
-"""What workers do for a pack: a shard, on its own."""
+"""The task that a pack's workers do: writing one shard."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class ShardTask:
     samples: Iterable[EncodedSample]
     compression: Compression
     block_samples: int
-    columns: ColumnMaker  # made by the caller, whose codecs it took
+    columns: ColumnMaker  # made by the caller, with the caller's codecs
     plan: str
 
     def run(self, stop: StopSign) -> WrittenShard:
-        """Write it. Raises Cancelled as soon as it is to stop; nothing is left then."""
+        """Write the shard. Raises Cancelled soon after ``stop`` is set; nothing is left then."""
         with OpenShard(
             self.storage,
             self.folder,
@@ -32,7 +32,7 @@ class ShardTask:
             compression=self.compression,
             block_samples=self.block_samples,
             plan=self.plan,
-            overwrite=True,  # what has its name is itself, from an attempt that was killed before its index
+            overwrite=True,  # a file of its name is the same shard, from an attempt that was killed before its index
         ) as shard:
             for sample in until(stop, self.samples):
                 shard.file.add(sample, self.columns.values(sample.key, sample.members))

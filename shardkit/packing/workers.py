@@ -1,4 +1,4 @@
-"""Independent tasks, done here, in threads, in processes, or wherever an executor reaches."""
+"""Independent tasks, which run in threads, in processes or in an executor."""
 
 import os
 import signal
@@ -20,31 +20,31 @@ from shardkit.errors import ArgumentError, ShardkitError, WorkerError, check_cho
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
-_EXECUTOR_WORKERS = 64  # of an executor that does not tell
+_EXECUTOR_WORKERS = 64  # assumed if an executor's number of workers is unknown
 
 
 class Cancelled(Exception):  # noqa: N818 - it never reaches a user
-    """Another task failed, or the user gave up."""
+    """Another task failed, or the user interrupted the work."""
 
 
 class StopSign(Protocol):
     """An event of threads or of processes."""
 
     def is_set(self) -> bool:
-        """Tell whether what is being done is no longer wanted."""
+        """Return whether the task is to stop."""
         ...
 
 
 class Task(Protocol[R_co]):
-    """Something to be done once, that leaves nothing behind when it fails."""
+    """A piece of work that is done once, and leaves nothing behind when it fails."""
 
     def run(self, stop: StopSign) -> R_co:
-        """Do it. Raises Cancelled soon after ``stop`` is set."""
+        """Do the work. Raises Cancelled soon after ``stop`` is set."""
         ...
 
 
 def until(stop: StopSign, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items until the sign is set. Raises Cancelled then."""
+    """Yield the items; raise Cancelled when the sign is set."""
     for item in items:
         if stop.is_set():
             raise Cancelled
@@ -52,21 +52,21 @@ def until(stop: StopSign, items: Iterable[T]) -> Iterator[T]:
 
 
 class Workers:
-    """Where tasks are done.
+    """The threads, processes or executor that run tasks.
 
     Args:
-        num_workers: How many at the same time; None for as many as there are processors. An executor is given twice as
-            many tasks at a time, so that its workers need not wait; None for as many as it has workers, or 64 if that
-            is not known.
+        num_workers: The number of tasks at the same time; None for the number of processors. An executor is given twice
+            as many tasks at a time, so that its workers need not wait; None then means its number of workers, or 64 if
+            that is unknown.
         worker_type: ``"thread"``, or ``"process"`` for tasks whose Python code holds the GIL. Processes are spawned,
             so a script that starts them needs ``if __name__ == "__main__":``.
-        executor: Does the tasks instead; it is left open.
+        executor: Runs the tasks instead; it is not closed.
 
     Attributes:
-        are_elsewhere: Tasks may be done where this machine's ``TMPDIR`` is not: an executor has processes.
+        are_elsewhere: Whether tasks may run where this machine's ``TMPDIR`` does not exist: an executor has processes.
 
     Raises:
-        ArgumentError: A number below 1, another type, or what is no executor.
+        ArgumentError: The number is below 1, the type is unknown, or the executor is not one.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class Workers:
         if num_workers is not None:
             num_workers = check_whole("num_workers", num_workers, least=1)
         check_choice("worker_type", worker_type, ("thread", "process"))
-        if hasattr(executor, "get_executor"):  # a Client of Dask, whose futures are others
+        if hasattr(executor, "get_executor"):  # a Client of Dask, whose futures are different
             kind = type(executor).__name__
             raise ArgumentError(f"executor is a {kind}, expected an executor; pass client.get_executor()")
         if executor is not None and not hasattr(executor, "submit"):
-            raise ArgumentError(f"executor is {executor!r}, expected one of concurrent.futures, or one like those")
+            raise ArgumentError(f"executor is {executor!r}, expected one of concurrent.futures, or a similar one")
         self._count = num_workers or (len(os.sched_getaffinity(0)) if executor is None else _workers_of(executor))
         self.are_elsewhere = executor is not None and not isinstance(executor, ThreadPoolExecutor)
         self._type = worker_type
         self._executor = executor
 
     def run(self, tasks: Iterable[Task[R_co]]) -> Generator[R_co, None, None]:
-        """Do the tasks and yield their results, as they come.
+        """Run the tasks and yield their results in order of completion.
 
-        If one fails, or the generator is closed, those that have begun end as soon as they can and the others are not
-        begun. Then the error is raised.
+        If a task fails, or the generator is closed, running tasks end as soon as they can and no others start. Then the
+        error is raised.
         """
         if self._executor is not None:
             yield from _submit(self._executor, tasks, 2 * self._count, threading.Event())
@@ -134,7 +134,7 @@ def _submit(
                 yield future.result()
     except BrokenExecutor as error:
         raise WorkerError(
-            f"workers of the executor died ({error}), perhaps for want of memory; the same call with a new executor "
+            f"workers of the executor died ({error}), perhaps for lack of memory; the same call with a new executor "
             "goes on"
         ) from error
     finally:
@@ -147,10 +147,10 @@ def _run(task: Task[R_co]) -> R_co:
 
 
 class _Process:
-    """A process of our own, which does one task after the other.
+    """A process of our own, which runs one task after the other.
 
-    It is reached by pipes alone. The queues of ``ProcessPoolExecutor`` need semaphores that have names in ``/dev/shm``,
-    where they stay for ever when a whole group of processes is killed.
+    It communicates only by pipes. The queues of ``ProcessPoolExecutor`` need named semaphores in ``/dev/shm``, which
+    stay there forever when a whole group of processes is killed.
     """
 
     def __init__(self, stop: Connection) -> None:
@@ -163,7 +163,7 @@ class _Process:
         theirs.close()
 
     def receive(self) -> Any:
-        """Return the result of its task. Raises what the task raised."""
+        """Return the result of its task. Raises the task's error if it failed."""
         try:
             is_result, value = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -190,7 +190,7 @@ class _Process:
             raise self._ended() from error
 
     def join(self) -> None:
-        """Wait until it has ended, which it does soon after its connection is closed and it is told to stop."""
+        """Wait until it has ended; it ends soon after its connection is closed and the stop signal is sent."""
         self._process.join()
         self._process.close()
 
@@ -198,8 +198,8 @@ class _Process:
         self._process.join()
         return WorkerError(
             f"a worker process ended with exit code {self._process.exitcode} before its task was done: if that is -9, "
-            "perhaps for want of memory; if 1, perhaps because the script does its work outside of "
-            "`if __name__ == '__main__':`. Fewer num_workers need less memory; the same call goes on"
+            "perhaps for lack of memory; if 1, perhaps because the script does its work outside of "
+            "`if __name__ == '__main__':`. Fewer num_workers need less memory; the same call continues"
         )
 
 
@@ -212,7 +212,7 @@ def _in_processes(tasks: Iterable[Task[R_co]], count: int) -> Generator[R_co, No
     try:
         while True:
             given = list(islice(remaining, count - len(busy)))
-            while len(idle) < len(given):  # all of them start at the same time
+            while len(idle) < len(given):  # they all start at the same time
                 idle.append(_Process(stop))
             for task in given:
                 process = idle.pop()
@@ -238,7 +238,7 @@ def _in_processes(tasks: Iterable[Task[R_co]], count: int) -> Generator[R_co, No
 
 
 def _serve(connection: Connection, stop: Connection) -> None:
-    """Do what is asked for, in a process of its own, until nobody asks any more."""
+    """Run the tasks that are received, in a process of its own, until the connection is closed."""
     sign = threading.Event()
     threading.Thread(target=_watch, args=(stop, sign), daemon=True).start()
     with suppress(EOFError, OSError):  # the caller has gone, or has closed the connection
@@ -262,7 +262,7 @@ def _reply(request: bytes, stop: StopSign) -> bytes:
 
 
 def _watch(stop: Connection, sign: threading.Event) -> None:
-    """Set the sign when the parent says so or was killed; if it was killed, end also what does not look at the sign."""
+    """Set the sign when the parent requests it or has died; if it has died, end this process even during a task."""
     stop.poll(None)
     sign.set()
     parent = parent_process()
@@ -273,7 +273,7 @@ def _watch(stop: Connection, sign: threading.Event) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C for a moment. Processes begun meanwhile never see it: they would print what they were at."""
+    """Block Ctrl-C for a moment, and for good in processes started meanwhile, which would print a traceback."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

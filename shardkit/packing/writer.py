@@ -1,4 +1,4 @@
-"""Samples -> shards, one after the other in the order given; and what every writer of a dataset does at its folder."""
+"""Samples -> shards, one after the other in the order given; and the folder operations of all writers of datasets."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGING_FOLDER = "__staging__"
-"""Where samples wait in a dataset's folder until they are packed, if workers may be on other machines."""
+"""The folder in a dataset's folder for samples that are not yet packed, if workers may be on other machines."""
 
 _SUFFIXES = (".tar", ".tar.zst", ".tar.gz")
 _STATES = {UNFINISHED_NAME: "an unfinished dataset", MANIFEST_NAME: "a dataset"}
@@ -80,7 +80,7 @@ def publish_dataset(
     classes: Sequence[str] = (),
     packed: Mapping[str, object] | None = None,
 ) -> Manifest:
-    """Make a dataset of shards whose keys are known to be unique, and take away the mark that it is unfinished.
+    """Make a dataset of shards whose keys are known to be unique, and remove the mark that it is unfinished.
 
     Raises:
         ArgumentError: A promoted column has different types in different shards.
@@ -122,26 +122,26 @@ class ShardWriter:
 
     Args:
         destination: The dataset's folder; its name is the first part of the shards' names.
-        shard_bytes: The most that a shard may have, uncompressed, headers and padding included.
+        shard_bytes: The largest size of a shard, uncompressed, headers and padding included.
         shard_samples: The most samples that a shard may have; None for as many as fit.
         compression: ``"none"``, ``"zst"``, ``"gz"``, with a level as in ``"zst:9"``; or ``"auto"``, decided from the
             first samples.
-        block_bytes: About how large a block is to be: the unit of reading in training.
+        block_bytes: The approximate size of a block, the unit of reading in training.
         columns: Values to promote into the index: a field's name, or a function of the sample.
-        classes: Names of the classes, by number. A writer that goes on has those that it began with.
-        resume: Keep the complete shards of a ``ShardWriter`` that was stopped, and go on behind them. ``samples`` says
-            how many samples they have: those that come after these are to be written. Nobody else may be writing there.
-        overwrite: Replace a dataset that is there, and what an unfinished one left.
-        storage_options: Passed to the storage. A shard for another place waits in ``TMPDIR`` until it is whole.
+        classes: Names of the classes, by number. A resumed writer keeps the names that it began with.
+        resume: Keep the complete shards of a ``ShardWriter`` that was stopped, and continue after them. ``samples`` is
+            then the number of samples in them; write the samples that follow. Nobody else may be writing there.
+        overwrite: Replace an existing dataset, and the files of an unfinished one.
+        storage_options: Passed to the storage. A shard for remote storage is held in ``TMPDIR`` until it is complete.
 
     Attributes:
-        samples: How many samples the dataset has so far, those that wait for their shard included.
+        samples: The number of samples so far, including those that are not yet in a shard.
         manifest: The dataset's manifest when it is finished; None before.
 
     Raises:
-        DatasetExistsError: There is a dataset, or there are shards, in the folder already.
-        ArgumentError: ``compression``, ``columns`` or ``classes`` are not those of the shards to go on with.
-        DatasetError: A shard before those to go on with is missing.
+        DatasetExistsError: The folder already has a dataset, or shards.
+        ArgumentError: ``compression``, ``columns`` or ``classes`` differ from those of the shards to continue after.
+        DatasetError: A shard is missing and later shards exist.
 
     Example:
         >>> import tempfile
@@ -180,7 +180,7 @@ class ShardWriter:
         self._waiting_bytes = 0
         self._open: OpenShard | None = None
         self._written: list[WrittenShard] = []
-        self._keys: set[str] = set()  # of the open shard, and those that wait
+        self._keys: set[str] = set()  # of the open shard, and of the waiting samples
         self._over = ""  # why nothing more can be written
         self._hashes = array("Q")  # of all keys
         self._storage = storage_for(self._folder, storage_options)
@@ -196,19 +196,19 @@ class ShardWriter:
             prepare_folder(self._storage, self._folder, marker, overwrite=overwrite or earlier is not None)
 
     def _take_classes(self, classes: Sequence[str] | None) -> None:
-        """Take the class names that an earlier writer had. Raises ArgumentError if this one is to have others."""
-        if classes is None:  # it was of a version that did not write them down
+        """Take the class names of the earlier writer. Raises ArgumentError if this one was given others."""
+        if classes is None:  # it was of a version that did not record them
             return
         if self._classes and list(self._classes) != list(classes):
             raise self._is_other("classes", list(classes), list(self._classes))
         self._classes = check_texts("classes", classes)
 
     def _take_written(self) -> None:
-        """Take the complete shards that an earlier writer left, and delete what else it left.
+        """Take the complete shards of an earlier writer, and delete its other files.
 
         Raises:
-            ArgumentError: They are not shards that this writer could have written. Nothing was changed.
-            DatasetError: A shard is missing and later ones are there. Nothing was changed.
+            ArgumentError: This writer could not have written these shards. Nothing was changed.
+            DatasetError: A shard is missing and later ones exist. Nothing was changed.
         """
         names, indexes = set(self._storage.list(self._folder)), list_indexes(self._storage, self._folder)
         keep: set[str] = set()
@@ -230,14 +230,14 @@ class ShardWriter:
         if lost := [name for name in others if name not in keep and name.endswith(_SUFFIXES)]:
             raise DatasetError(
                 f"{self._folder}: holds {lost[0]}, which would be deleted, and not {stem}{_SUFFIXES[0]} or its like "
-                "before it; put what is missing back, make a dataset of what is there with 'shardkit index', or pass "
-                "overwrite=True to begin anew",
+                "before it; restore the missing shards, make a dataset of the others with 'shardkit index', or pass "
+                "overwrite=True to start over",
                 url=self._folder,
             )
         delete_others(self._storage, self._folder, keep=keep)
 
     def _find_index(self, name: str, candidates: Iterable[str]) -> tuple[ShardIndex, FileFacts]:
-        """Return the index of a shard; one that has none, because an earlier version wrote it, is indexed."""
+        """Return the index of a shard; a shard of an earlier version without an index is indexed."""
         url = join(self._folder, name)
         for candidate in candidates:
             with contextlib.suppress(DatasetError, FileNotFoundError):
@@ -251,7 +251,7 @@ class ShardWriter:
         return read_named_index(self._storage, self._folder, split_url(shard.index_url)[1])
 
     def _check_same(self, found: tuple[ShardIndex, FileFacts]) -> None:
-        """Check that a shard is one that this writer could have written. Raises ArgumentError."""
+        """Check that this writer could have written a shard. Raises ArgumentError."""
         index = found[0]
         asked = {
             "compression": self._compression.name if self._compression else index.facts.compression,
@@ -264,19 +264,20 @@ class ShardWriter:
 
     def _is_other(self, name: str, there: object, asked: object) -> ArgumentError:
         return ArgumentError(
-            f"{self._folder}: its shards have {name} {there!r}, the writer that is to go on has {asked!r}; pass the "
-            "same, or overwrite=True to begin anew"
+            f"{self._folder}: its shards have {name} {there!r}, and the writer that resumes has {asked!r}; pass the "
+            "same, or overwrite=True to start over"
         )
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
 
         Raises:
-            SampleError: Its key or a field would not be read back as it is, its key is in this shard already, or it is
-                larger than a shard may be. It was not written; the writer can go on.
-            CodecError: A value cannot be encoded, or a column cannot be computed. It was not written; the writer can go
-                on.
-            StorageError: The shard could not be written. The dataset will not be finished; nor after any other error.
+            SampleError: Its key or a field would not be read back unchanged, its key is in this shard already, or it is
+                larger than a shard may be. It was not written; the writer can continue.
+            CodecError: A value cannot be encoded, or a column cannot be computed. The sample was not written; the
+                writer can continue.
+            StorageError: The shard could not be written. After this error, and any error not listed above, the dataset
+                will not be finished.
             DatasetError: The writer is closed, or failed before.
         """
         if self._over:
@@ -297,13 +298,13 @@ class ShardWriter:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
-        """Write the samples that wait; the first of all tell the size of blocks and the compression."""
+        """Write the waiting samples; the first of all decide the size of blocks and the compression."""
         waiting, self._waiting = self._waiting, []
         if not self._block_samples:
             self._block_samples = choose_block_samples(len(waiting), self._waiting_bytes, self._block_bytes)
         if self._compression is None:
             self._compression = choose_compression(data for sample, _, _ in waiting for _, data in sample.members)
-        self._over = "its writer failed; go on with another one with resume=True, or begin anew with overwrite=True"
+        self._over = "its writer failed; continue with a new one with resume=True, or start over with overwrite=True"
         for sample, size, columns in waiting:
             self._file_for(sample.key, size).add(sample, columns)
             self._keys.add(sample.key)
@@ -342,9 +343,9 @@ class ShardWriter:
         """Publish the last shard, then the manifest; after an exception, neither.
 
         Raises:
-            SampleError: A key occurs twice in the dataset, which is not published then.
-            ArgumentError: A column names a field that no sample has. The dataset is not published then.
-            DatasetError: The writer failed before, and the exception was held back.
+            SampleError: A key occurs twice in the dataset, which is then not published.
+            ArgumentError: A column names a field that no sample has. The dataset is then not published.
+            DatasetError: The writer failed before, and the exception was suppressed.
         """
         try:
             if error is None:
@@ -372,14 +373,14 @@ class ShardWriter:
 
 
 def check_folder(storage: Storage, folder: str) -> None:
-    """Check that there is no shardkit dataset in a folder, nor parts of one.
+    """Check that a folder has no shardkit dataset and no parts of one.
 
     Raises:
-        DatasetExistsError: Shards, indexes or manifests stand there.
+        DatasetExistsError: It has shards, indexes or manifests.
     """
     if names := own_names(storage, folder):
         state = next((said for name, said in _STATES.items() if name in names), "shards that no manifest lists")
-        advice = "go on with it by resume=True, choose" if UNFINISHED_NAME in names else "choose"
+        advice = "continue it with resume=True, choose" if UNFINISHED_NAME in names else "choose"
         raise DatasetExistsError(
             f"{folder}: holds {state} already ({len(names):,} files, {names[0]} among them); {advice} another folder, "
             "or replace it with overwrite=True",
@@ -388,14 +389,14 @@ def check_folder(storage: Storage, folder: str) -> None:
 
 
 def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], *, overwrite: bool = False) -> None:
-    """Mark a folder as that of an unfinished dataset; with ``overwrite``, delete the dataset that was there.
+    """Mark a folder as an unfinished dataset; with ``overwrite``, delete the dataset that it has.
 
     Raises:
-        DatasetExistsError: There is one, and ``overwrite`` is False. Nothing was changed.
+        DatasetExistsError: It has one, and ``overwrite`` is False. Nothing was changed.
     """
     refuse_links(folder)
     url = join(folder, UNFINISHED_NAME)
-    if overwrite:  # until the old shards are gone, nobody may take them for shards of the new dataset
+    if overwrite:  # until the old shards are deleted, they must not be mistaken for shards of the new dataset
         write_whole(storage, url, json.dumps({**marker, "replaces": True}).encode(), overwrite=True)
         delete_others(storage, folder, keep=())
     else:
@@ -404,35 +405,35 @@ def prepare_folder(storage: Storage, folder: str, marker: Mapping[str, object], 
 
 
 def refuse_links(folder: str, *names: str) -> None:
-    """Check that no folder of a dataset's own, below the one that the user named, is a link that leads elsewhere.
+    """Check that no subfolder that belongs to a dataset is a link that leads elsewhere.
 
     Args:
         folder: The dataset's folder.
-        names: More folders in it.
+        names: More folders in it to check.
 
     Raises:
-        StorageError: One is.
+        StorageError: A subfolder is a link.
     """
     if not is_remote(folder):
         check_no_links(local_path(folder), [f"{name}/0" for name in (INDEX_FOLDER, STAGING_FOLDER, *names)])
 
 
 def sweep(folder: str) -> None:
-    """Delete the temporary files of writers that were killed. No writer may be at work in the folder."""
+    """Delete the temporary files of killed writers. No writer may be active in the folder."""
     if not is_remote(folder):
         remove_temporary_files(folder)
         remove_temporary_files(join(folder, INDEX_FOLDER))
 
 
 def delete_others(storage: Storage, folder: str, *, keep: Container[str]) -> None:
-    """Delete what is left of an earlier dataset in a folder that is marked as unfinished."""
+    """Delete the remaining files of an earlier dataset in a folder that is marked as unfinished."""
     for name in own_names(storage, folder):
         if name != UNFINISHED_NAME and name not in keep:
             storage.delete(join(folder, name))
 
 
 def own_names(storage: Storage, folder: str) -> list[str]:
-    """Return the files of a dataset in a folder, those below ``__index__`` too."""
+    """Return the files of a dataset in a folder, including those below ``__index__``."""
     name = re.escape(dataset_name(folder))
     own = re.compile(rf"{name}-\d{{6,}}\.(?:tar|tar\.zst|tar\.gz|parquet)|{MANIFEST_NAME}|{UNFINISHED_NAME}")
     side = re.compile(
@@ -445,7 +446,7 @@ def own_names(storage: Storage, folder: str) -> list[str]:
 
 
 def list_indexes(storage: Storage, folder: str) -> dict[str, list[str]]:
-    """Return the names of the indexes that a folder has for each shard, by the shards' names without suffixes."""
+    """Return the names of each shard's indexes in a folder, by the shards' names without suffixes."""
     found: dict[str, list[str]] = {}
     for name in storage.list(join(folder, INDEX_FOLDER)):
         if name.endswith(".parquet"):
@@ -458,7 +459,7 @@ def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str
 
     Args:
         hashes: ``hash_key`` of every key: uint64, (samples,).
-        keys: Gives the keys; called only if two hashes are equal.
+        keys: Returns the keys; called only if two hashes are equal.
 
     Raises:
         SampleError: A key occurs twice.
@@ -473,7 +474,7 @@ def check_unique(hashes: npt.NDArray[np.uint64], keys: Callable[[], Iterable[str
             if key in seen:
                 raise SampleError(
                     f"sample {key!r}: its key occurs more than once in the dataset, and keys must be unique; "
-                    "put what tells the samples apart into them. The dataset was not published",
+                    "make the keys different. The dataset was not published",
                     key=key,
                 )
             seen.add(key)
@@ -497,7 +498,7 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     """Return a dataset's folder without trailing slashes.
 
     Raises:
-        ArgumentError: It is no path, has no name that shards could be called by or that of a shard, or is a web
+        ArgumentError: It is not a path, its name cannot be used for shards or is a shard's name, or it is a web
             address.
     """
     path = check_path("destination", destination)
@@ -507,19 +508,19 @@ def clean_destination(destination: str | os.PathLike[str]) -> str:
     name = dataset_name(folder)
     if name in ("", ".", "..") or name.startswith("-") or set(name) & set("\\:\0"):
         raise ArgumentError(
-            f"destination {path!r}: has no name that shards could be called by; "
-            "name a folder, like 'shards/train', without backslash or colon or a hyphen first"
+            f"destination {path!r}: has no name that can be used for shards; "
+            "name a folder, like 'shards/train', without a backslash, a colon or a leading hyphen"
         )
     if name.lower().endswith(SHARD_SUFFIXES):
         raise ArgumentError(
-            f"destination {path!r}: is named as a shard, and a dataset is a folder of shards; name the folder, like "
+            f"destination {path!r}: is named like a shard, but a dataset is a folder of shards; name the folder, like "
             f"{strip_suffix(folder)!r}"
         )
     return folder
 
 
 def dataset_name(folder: str) -> str:
-    """Return what a folder's shards are called by: its name."""
+    """Return the first part of the names of a folder's shards: the folder's name."""
     return split_url(folder)[1]
 
 

@@ -42,7 +42,7 @@ def test_a_field_that_no_sample_has_is_an_error_and_one_that_a_few_have_is_none(
     maker.check_fields([["txt"], ["txt", "cls"], None])  # it stops as soon as every field was found
     maker.check_fields([])
 
-    with pytest.raises(ArgumentError, match=r"'label' is to be the field 'cls', which no .*\(there are jpg, txt\)"):
+    with pytest.raises(ArgumentError, match=r"'label' names the field 'cls', which no .*\(there are jpg, txt\)"):
         maker.check_fields([["txt"], ["jpg"]])
 
 
@@ -67,7 +67,7 @@ def test_a_field_that_cannot_be_decoded_is_an_error_of_that_field():
 
 @pytest.mark.parametrize("name", ["", "_a", "__key__", "jpg:size"])
 def test_names_that_the_index_uses_are_refused(name):
-    with pytest.raises(ArgumentError, match="is kept for the index's own"):
+    with pytest.raises(ArgumentError, match="is reserved for the index; choose a name without a ':' or a leading '_'"):
         ColumnMaker({name: "cls"})
 
 

@@ -304,7 +304,7 @@ def test_an_index_whose_groups_cannot_be_is_refused(rows, monkeypatch):
 def test_an_index_that_lacks_a_column_is_refused(lost):
     data, file = encode_index(one_sample().table().drop_columns([lost]), facts(1, ["txt"]), NO_BLOCKS)
 
-    with pytest.raises(DatasetError, match=f"x.parquet: lacks {lost}, which it should have for its fields"):
+    with pytest.raises(DatasetError, match=f"x.parquet: lacks {lost}, which an index of its fields must have"):
         read(data, file)
 
 
@@ -388,7 +388,7 @@ def test_an_index_is_known_by_its_name_where_no_manifest_lists_it(tmp_path):
     assert (index.facts, index.sample_keys(), file) == (facts(1, ["txt"]), ["a"], entry.index)
     other = name.replace("x.", "y.")
     (tmp_path / "__index__" / name).rename(tmp_path / "__index__" / other)
-    with pytest.raises(DatasetError, match=f"{other}: is not what its name says"):
+    with pytest.raises(DatasetError, match=f"{other}: does not match its name"):
         read_named_index(storage, folder, other)
     with pytest.raises(FileNotFoundError):
         read_named_index(storage, folder, name)

@@ -217,7 +217,7 @@ def test_other_checksums_than_there_are_column_chunks_are_refused(count):
     file = io.BytesIO()
     pq.write_table(table, file)
 
-    with pytest.raises(ParquetError, match=f"its footer says where {count} column chunks are, which is not all"):
+    with pytest.raises(ParquetError, match=f"its footer has the places of {count} column chunks, which are not all"):
         opened(file.getvalue())
 
 
@@ -265,7 +265,7 @@ def test_two_columns_of_one_name_are_refused():
     file = io.BytesIO()
     pq.write_table(table, file)
 
-    with pytest.raises(ParquetError, match="two columns of one name"):
+    with pytest.raises(ParquetError, match="it has two columns with the same name"):
         opened(file.getvalue())
 
 
@@ -419,7 +419,7 @@ def test_damaged_pages_are_an_error_of_ours_or_bounded(options, data):
 
 def test_a_struct_without_an_end_is_no_page_header():
     for data in (b"\x1c" * 10_000, b"\x15" + b"\xff" * 100, b"\x18\xff\xff\xff\xff\x0f", b"\x1d\x00"):
-        with pytest.raises(ParquetError, match="a page's header at byte 0 of a column is none"):
+        with pytest.raises(ParquetError, match="a column has no valid page header at byte 0"):
             list(_pages(data))
 
 

@@ -240,7 +240,7 @@ def test_a_second_archive_behind_the_first_is_an_error_and_not_dropped():
 
     assert [each.name for each in members] == ["a.jpg"]
     assert error.offset == len(one) + 9000
-    assert "goes on after its end-of-archive mark, expected zeros; join archives with tar --concatenate" in str(error)
+    assert "continues after its end-of-archive mark, expected zeros; join archives with tar --concatenate" in str(error)
 
 
 def test_zeros_after_the_end_are_padding_but_not_for_ever():

@@ -328,7 +328,7 @@ def test_columns_are_fields_or_functions_of_the_sample(tmp_path):
 def test_a_column_of_a_field_that_no_sample_has_is_an_error_and_there_is_no_manifest(tmp_path):
     (tmp_path / "a.tar").write_bytes(tar_of([("1.cls", b"7"), ("1.txt", b"one"), ("2.json", b"2")]))
 
-    with pytest.raises(ArgumentError, match=r"'label' is to be the field 'clss', which no sample .* cls, json, txt\)"):
+    with pytest.raises(ArgumentError, match=r"'label' names the field 'clss', which no sample .* cls, json, txt\)"):
         index_shards(tmp_path, columns={"label": "clss", "rare": "json"})
     assert not (tmp_path / "manifest.json").exists()
     assert index_shards(tmp_path, columns={"rare": "json"}).columns == {"rare": "int64"}
@@ -365,7 +365,9 @@ def test_columns_that_fail_or_have_no_common_type_name_the_column(tmp_path):
         index_shards(str(tmp_path), columns={"x": lambda sample: 1 / sample["cls"]})
     with pytest.raises(ArgumentError, match=r"columns: the values in shard 1\.tar are not of the type"):
         index_shards(str(tmp_path), columns={"x": lambda sample: [1, "one"][sample["cls"]]})
-    with pytest.raises(ArgumentError, match="'a:size' is kept"):
+    with pytest.raises(
+        ArgumentError, match="'a:size' is reserved for the index; choose a name without a ':' or a leading '_'"
+    ):
         index_shards(str(tmp_path), columns={"a:size": "cls"})
     assert not (tmp_path / "manifest.json").exists()
 
@@ -534,7 +536,9 @@ def test_shards_of_several_folders_need_a_place_for_the_manifest(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.tar").write_bytes(tar_of([(f"{name}.txt", b"")]))
 
-    with pytest.raises(ArgumentError, match=r"the shards lie in .*; say by out="):
+    with pytest.raises(
+        ArgumentError, match=r"the shards are in .*; pass the folder for the manifest and the indexes as out="
+    ):
         index_shards([str(tmp_path / "x"), str(tmp_path / "y")])
 
     manifest = index_shards([str(tmp_path / "x"), str(tmp_path / "y")], out=str(tmp_path))

@@ -356,7 +356,7 @@ def test_columns_stand_in_the_manifest_with_one_type(tmp_path):
 
 @pytest.mark.parametrize("transform", [None, dict])
 def test_a_column_of_a_field_that_no_sample_has_is_an_error_before_any_shard(tmp_path, images, transform):
-    names_no_field = r"columns: 'label' is to be the field 'clss', which no sample has \(there are cls, jpg\); correct"
+    names_no_field = r"columns: 'label' names the field 'clss', which no sample has \(there are cls, jpg\); correct"
     options = {"transform": transform, "columns": {"key": KEY, "label": "clss"}}
     with pytest.raises(ArgumentError, match=names_no_field):
         quiet(ImageFolder(images), tmp_path / "listed", **options)
@@ -407,7 +407,7 @@ def test_a_sample_stays_in_its_split_when_the_data_is_shuffled_anew_or_grows(tmp
 
 @pytest.mark.parametrize("given", [None, 3.5])
 def test_split_by_that_gives_no_name_is_an_error(tmp_path, given):
-    with pytest.raises(ArgumentError, match=f"split_by gives {given} for the key '0000', expected text or a number"):
+    with pytest.raises(ArgumentError, match=f"split_by returns {given} for the key '0000', expected text or a number"):
         quiet(samples(9), tmp_path / "ds", splits=SPLITS, split_by=lambda _: given)
     assert not list(tmp_path.rglob("*.tar"))
 
@@ -776,7 +776,7 @@ def test_a_disk_that_is_too_full_for_the_samples_that_wait_is_an_error_that_says
     with pytest.raises(OSError, match=r"/\.shardkit-\d+/\w+/\w+-000000\.tar") as caught:
         quiet(samples(3), tmp_path / "ds")
     assert "No space left on device" in str(caught.value)
-    assert "TMPDIR says where" in "".join(traceback.format_exception(caught.value))
+    assert "Without executor, TMPDIR sets the place" in "".join(traceback.format_exception(caught.value))
 
 
 class Interrupt(Exception):  # noqa: N818

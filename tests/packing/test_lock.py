@@ -103,7 +103,7 @@ def test_a_dataset_is_not_packed_onto_itself(tmp_path, compression):
     (tmp_path / "link").symlink_to(tmp_path / "packed")
 
     for source in (tmp_path / "packed", tmp_path / "link"):
-        with pytest.raises(ArgumentError, match="lies where the samples are read from"):
+        with pytest.raises(ArgumentError, match="is where the samples are read from; choose another folder"):
             pack(ShardSource(source), tmp_path / "packed", overwrite=True, seed=1, progress=False)
 
     assert {path: path.read_bytes() for path in files_of(tmp_path / "packed")} == before
@@ -112,7 +112,7 @@ def test_a_dataset_is_not_packed_onto_itself(tmp_path, compression):
 def test_files_are_not_packed_into_their_own_folder(tmp_path):
     (tmp_path / "a.txt").write_text("1")
 
-    with pytest.raises(ArgumentError, match="lies where the samples are read from"):
+    with pytest.raises(ArgumentError, match="is where the samples are read from; choose another folder"):
         pack(FileFolder(tmp_path), tmp_path / "below" / "packed", progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 

@@ -150,5 +150,5 @@ def test_shares_that_are_no_shares_are_refused(splits):
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden"])
 def test_a_split_needs_the_name_of_a_folder(name):
-    with pytest.raises(ArgumentError, match="cannot be what a folder and its shards are called"):
+    with pytest.raises(ArgumentError, match="cannot be the name of a folder and its shards"):
         check_splits({name: 1.0})

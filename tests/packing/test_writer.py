@@ -330,7 +330,7 @@ def test_a_destination_that_is_named_as_a_shard_is_refused(name, tmp_path):
     folder = destination.rstrip("/").partition(".t")[0].partition(".T")[0]
     for write in (ShardWriter, lambda destination: pack([small(1)], destination)):
         with pytest.raises(
-            ArgumentError, match=r"is named as a shard, and a dataset is a folder of shards; name"
+            ArgumentError, match=r"is named like a shard, but a dataset is a folder of shards; name"
         ) as error:
             write(destination)
         assert str(error.value).endswith(f"like '{folder}'")
@@ -339,7 +339,7 @@ def test_a_destination_that_is_named_as_a_shard_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["/", ".", "..", "a/.."])
 def test_a_destination_without_a_name_is_refused(name):
-    with pytest.raises(ArgumentError, match="has no name that shards could be called by"):
+    with pytest.raises(ArgumentError, match="has no name that can be used for shards"):
         ShardWriter(name)
 
 
@@ -363,9 +363,7 @@ def test_columns_classes_and_fields_are_known_afterwards(tmp_path):
 
 
 def test_a_column_of_a_field_that_no_sample_has_is_an_error_and_there_is_no_dataset(tmp_path):
-    with pytest.raises(
-        ArgumentError, match=r"'label' is to be the field 'clss', which no sample has \(there are txt\)"
-    ):
+    with pytest.raises(ArgumentError, match=r"'label' names the field 'clss', which no sample has \(there are txt\)"):
         write(tmp_path / "a", map(small, range(5)), shard_samples=2, columns={"label": "clss"})
     with pytest.raises(UnfinishedDatasetError):
         read_manifest(tmp_path / "a")

@@ -107,7 +107,7 @@ def test_a_transform_that_cannot_be_called_is_not_left_out_in_silence(transform,
 
 @pytest.mark.parametrize("name", ["C:\\data", "a:b", "-x"])
 def test_a_destination_whose_shards_could_not_be_named_is_refused_before_anything_is_written(name, tmp_path):
-    with pytest.raises(ArgumentError, match=r"destination .*: has no name that shards could be called by"):
+    with pytest.raises(ArgumentError, match=r"destination .*: has no name that can be used for shards"):
         pack(SAMPLES, f"{tmp_path}/{name}", progress=False)
 
     assert list(tmp_path.iterdir()) == []
@@ -241,7 +241,7 @@ def test_splits_that_are_no_shares_are_refused(splits, tmp_path):
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a:b", "a\\b", "a\0", 3, b"a"])
 def test_a_split_whose_shards_could_not_be_named_is_refused(name, tmp_path):
-    with pytest.raises(ArgumentError, match=r"splits: .* cannot be what a folder and its shards are called"):
+    with pytest.raises(ArgumentError, match=r"splits: .* cannot be the name of a folder and its shards"):
         pack(SAMPLES, tmp_path / "new", splits={name: 1.0}, progress=False)
     assert not (tmp_path / "new").exists()
 
@@ -258,7 +258,7 @@ def test_what_is_no_source_is_refused_at_once(source, tmp_path):
     [
         ({"transform": 3}, "transform is 3, expected a function"),
         ({"split_by": 3, "splits": {"a": 1.0}}, "split_by is 3, expected a function"),
-        ({"split_by": str}, "split_by is given and splits is not"),
+        ({"split_by": str}, "split_by is given and splits is not; pass splits too"),
         ({"columns": ["cls"]}, r"columns is \['cls'\], expected a mapping"),
         ({"compression": None}, "compression None is not known"),
         ({"executor": 3}, "executor is 3, expected one of concurrent.futures"),

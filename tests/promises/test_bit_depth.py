@@ -533,8 +533,8 @@ def test_what_is_not_rgb_is_not_mixed_but_refused(stored, name):
     [
         (("cls:unchanged",), "'cls' is no image, and 'unchanged' is for images; leave it out, or write 'cls:bytes'"),
         ({"label": "jpg;cls:pil"}, "'cls' is no image"),
-        (("mask.png:grey",), "'grey' is no way to decode it, expected rgb, unchanged, bytes or pil"),
-        (("mask.png:",), "'' is no way to decode it"),
+        (("mask.png:grey",), "'grey' is not a way to decode it, expected rgb, unchanged, bytes or pil"),
+        (("mask.png:",), "'' is not a way to decode it"),
         (("mask.png?:unchanged",), "has a '[?]' that is not at its end"),
     ],
 )

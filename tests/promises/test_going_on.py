@@ -153,11 +153,11 @@ def begun(folder):
 def test_advice_about_an_unfinished_folder_keeps_what_is_there(tmp_path):
     folder = begun(tmp_path / "out")
     with pytest.raises(
-        UnfinishedDatasetError, match=r"go on with ShardWriter\(..., resume=True\), or run 'shardkit ind"
+        UnfinishedDatasetError, match=r"continue with ShardWriter\(..., resume=True\), or run 'shardkit ind"
     ):
         shardkit.ShardDataset(folder)
     with pytest.raises(
-        DatasetExistsError, match=r"holds an unfinished dataset already .* go on with it by resume=True"
+        DatasetExistsError, match=r"holds an unfinished dataset already .* continue it with resume=True"
     ):
         shardkit.ShardWriter(folder)
 
@@ -255,7 +255,7 @@ def test_indexing_a_dataset_of_format_1_again_keeps_all_that_it_says(name, overw
 def test_an_unfinished_pack_is_not_finished_by_indexing(tmp_path):
     (tmp_path / "unfinished.json").write_text('{"request": {}}')
     (tmp_path / "a.tar").write_bytes(bytes(1024))
-    with pytest.raises(UnfinishedDatasetError, match="run the same pack again to go on"):
+    with pytest.raises(UnfinishedDatasetError, match="run the same pack again to continue"):
         shardkit.index_shards(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "unfinished.json"]
@@ -267,7 +267,7 @@ def test_what_has_no_complete_shard_yet_is_not_advised_to_be_indexed(tmp_path):
     writer.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
 
     with pytest.raises(
-        UnfinishedDatasetError, match=r"none of its shards is complete; start again what wrote it"
+        UnfinishedDatasetError, match=r"none of its shards is complete; run its writer again, a ShardWriter "
     ) as caught:
         shardkit.index_shards(tmp_path / "out")
     assert "shardkit index" not in str(caught.value)

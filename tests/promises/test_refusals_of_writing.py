@@ -319,13 +319,10 @@ def write_to_full(write, given, folder):
         message = refusal(write, given, folder / "train")
         if message is not None:
             failures += 1
-            said += (
-                re.search(r"\. What is still to be written has up to [\d.]+ KB\. Then run the same", message)
-                is not None
-            )
+            said += re.search(r"\. The remaining shards have up to [\d.]+ KB\. Then run the same", message) is not None
             assert str(folder) in message
             assert "the disk is full (No space left on device); make room on it" in message
-            assert "run the same pack again to go on" in message or write in (by_writer, by_index)
+            assert "run the same pack again to continue" in message or write in (by_writer, by_index)
             assert not (folder / "train/manifest.json").exists()
             for name, data in contents(folder).items():  # no file with a final name is cut short
                 assert name.endswith(("unfinished.json", ".segment")) or expected[name] == data, name

@@ -152,7 +152,7 @@ def test_a_dataset_whose_addresses_have_a_query_is_read_with_it(web):
 
 
 def test_shards_on_a_web_server_are_indexed_into_a_local_folder(web, tmp_path):
-    with pytest.raises(ArgumentError, match=r"where nothing can be written; say by out= where the manifest and the"):
+    with pytest.raises(ArgumentError, match=r"where nothing can be written; pass the folder for the manifest and the"):
         shardkit.index_shards(f"{web.url}/none")
     pattern = f"{web.url}/none/none-{{000000..000003}}.tar"
     manifest = shardkit.index_shards(pattern, out=tmp_path / "index")
