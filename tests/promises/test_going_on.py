@@ -172,10 +172,12 @@ def test_a_writer_goes_on_only_as_it_began(tmp_path):
     folder = begun(tmp_path / "out")
     before = content_of(folder)
     with pytest.raises(
-        ArgumentError, match=r"its shards have compression 'none', the writer .* has 'zst'; pass the sa"
+        ArgumentError, match=r"its shards have compression 'none', and the writer that resumes has 'zst'; pass the sa"
     ):
         shardkit.ShardWriter(folder, compression="zst", resume=True, **OPTIONS)
-    with pytest.raises(ArgumentError, match=r"its shards have columns \['label'\], the writer .* has \[\]"):
+    with pytest.raises(
+        ArgumentError, match=r"its shards have columns \['label'\], and the writer that resumes has \[\]"
+    ):
         shardkit.ShardWriter(folder, resume=True)
 
     assert content_of(folder) == before
@@ -198,7 +200,7 @@ def test_a_writer_that_goes_on_keeps_its_class_names(tmp_path):
     folder = begun(tmp_path / "out")
     others = {name: value for name, value in OPTIONS.items() if name != "classes"}
     with pytest.raises(
-        ArgumentError, match=r"its shards have classes \['a', 'b', 'c'\], the writer .* has \['b', 'a'\]"
+        ArgumentError, match=r"its shards have classes \['a', 'b', 'c'\], and the writer that resumes has \['b', 'a'\]"
     ):
         shardkit.ShardWriter(folder, resume=True, classes=["b", "a"], **others)
     with shardkit.ShardWriter(folder, resume=True, **others) as writer:
