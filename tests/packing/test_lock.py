@@ -141,7 +141,7 @@ def test_a_table_of_labels_that_cannot_be_read_is_an_error_of_ours(tmp_path, tex
     (tmp_path / "a.jpg").write_bytes(b"")
     (tmp_path / "labels.csv").write_bytes(text)
 
-    with pytest.raises(SourceError, match="no CSV in UTF-8"):
+    with pytest.raises(SourceError, match="is not a CSV file in UTF-8"):
         ImageFolder(tmp_path, labels=tmp_path / "labels.csv")
 
 
