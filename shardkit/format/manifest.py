@@ -89,6 +89,11 @@ class Shard:
         """Its index's URL, relative to the manifest."""
         return index_name(self.url) if self.index is None else index_file_name(self.url, self.index.sha256)
 
+    @property
+    def is_block_readable(self) -> bool:
+        """Whether its compression allows reading a block without the bytes before it."""
+        return self.compression in ("none", "zst")
+
 
 @dataclass(frozen=True)
 class Manifest:

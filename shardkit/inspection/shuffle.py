@@ -47,7 +47,6 @@ _PICTURES = (".png", ".svg")
 _PICTURE_LIMIT = LIMIT >> 2  # the samples measured for each dot
 _SOME_LANES = (1, 4, 15, 60, 240, 960, 3840)
 _SOME_BUFFERS = (100, BUFFER_SAMPLES, 10_000, 100_000)
-_BLOCK_READABLE = ("none", "zst")
 _OTHER_KEY = derive(0)  # for the buffers and the permutation that the order is compared with: never an order's key
 
 
@@ -318,7 +317,7 @@ def _layout(manifest: Manifest) -> Layout:
     if manifest.num_samples == 0:
         raise DatasetError(f"{manifest.url}: has no samples, so there is nothing to shuffle", url=manifest.url)
     for shard in manifest.shards:
-        if shard.compression not in _BLOCK_READABLE:
+        if not shard.is_block_readable:
             raise cannot_read_blocks(manifest.url, join(manifest.url, shard.url), shard.compression)
     return Layout(np.array([shard.samples for shard in manifest.shards], dtype=np.int64), manifest.block_samples)
 

@@ -195,7 +195,7 @@ class ShardDataset(_TorchDataset):
                     "damaged, so fetch it again, or make it again with 'shardkit index'",
                     url=self.manifest.url,
                 )
-            if shard.compression not in ("none", "zst"):
+            if not shard.is_block_readable:
                 raise cannot_read_blocks(self.manifest.url, self._access.indexes.url(number), shard.compression)
             if shard.compression == "zst" and shard.samples and of_zst is None:
                 of_zst = number

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import (
@@ -19,19 +18,8 @@ from shardkit.format.index import BLOCK_BYTES, open_index
 from shardkit.inspection.contents import list_samples, list_shards, read_member
 from shardkit.loading import fetch
 from shardkit.storage.registry import storage_for
+from tests.support import matrix
 from tests.support.forge import manifest_of
-from tests.support.matrix import (
-    FORWARD,
-    OPTIONS,
-    READERS,
-    READS,
-    SAMPLES,
-    by_loader,
-    by_stream,
-    pack_samples,
-    read_through,
-    read_through_a_restart,
-)
 from tests.support.servers.faults import READ_FAULTS
 from tests.support.servers.programs import Nginx
 
@@ -41,15 +29,15 @@ def web(processes, tmp_path_factory, authority):
     """Provide a web server with a dataset for each compression."""
     with Nginx(processes, tmp_path_factory.mktemp("web"), authority) as server:
         for compression in ("none", "zst"):
-            pack_samples(server.folder / compression, compression=compression)
-        pack_samples(
+            matrix.pack_samples(server.folder / compression, compression=compression)
+        matrix.pack_samples(
             server.folder / "none-wide", compression="none", block_bytes="100kB", others={"raw": bytes(20_000)}
         )
         yield server
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
-@pytest.mark.parametrize("read", [*READS, "parts"])
+@pytest.mark.parametrize("read", [*matrix.READS, "parts"])
 @pytest.mark.parametrize("fault", READ_FAULTS)
 def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
     fault, read, web, proxy, tries, record_property, monkeypatch
@@ -58,21 +46,21 @@ def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
         for module in ("access", "index_cache", "extents"):
             monkeypatch.setattr(f"shardkit.reading.{module}.REQUEST_BYTES", 5000)
     faulty = proxy(web.url)
-    end = read_through(fault, read, faulty, f"{faulty.url}/none", OPTIONS, tries)
+    end = matrix.read_through(fault, read, faulty, f"{faulty.url}/none", matrix.OPTIONS, tries)
     record_property("fault", ("http", fault, read, end))
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("read", matrix.READS)
 def test_a_host_that_does_not_exist_is_an_error_at_once(read, tries, record_property):
     tries.append(lambda: pytest.fail("it was tried again"))
     with pytest.raises(StorageError, match="the name of its host is not known") as caught:
-        READERS[read]("http://nowhere.invalid/none", OPTIONS)
+        matrix.READERS[read]("http://nowhere.invalid/none", matrix.OPTIONS)
     record_property("fault", ("http", "DNS failure", read, caught.type.__name__))
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("read", matrix.READS)
 @pytest.mark.parametrize("cut", ["at a member boundary", "in a header", "in data", "before the end marker"])
 def test_a_shard_that_was_cut_is_an_error_and_never_a_shorter_one(cut, read, web, record_property):
     name = f"{read} {cut}".replace(" ", "-")
@@ -84,14 +72,18 @@ def test_a_shard_that_was_cut_is_an_error_and_never_a_shorter_one(cut, read, web
     shard.write_bytes(whole[: places.get(cut, len(whole) - 1024)])
     found, end, about = [], "right", ""
     try:
-        found = READERS[read](f"{web.url}/{name}/none", OPTIONS)
+        found = matrix.READERS[read](f"{web.url}/{name}/none", matrix.OPTIONS)
     except ShardError as error:
         end, about = type(error).__name__, error.url
     record_property("fault", ("http", f"tar cut {cut}", read, end))
 
-    is_seen = read in FORWARD or cut != "before the end marker"  # a reader that has an index does not read there
+    is_seen = read in matrix.FORWARD or cut != "before the end marker"  # a reader that has an index does not read there
     assert end == ("TruncatedShardError" if is_seen else "right")
-    assert about.endswith("none-000001.tar") if is_seen else found == READERS[read](f"{web.url}/none", OPTIONS)
+    assert (
+        about.endswith("none-000001.tar")
+        if is_seen
+        else found == matrix.READERS[read](f"{web.url}/none", matrix.OPTIONS)
+    )
 
 
 def test_a_dataset_on_a_web_server_is_the_local_one(web):
@@ -100,7 +92,7 @@ def test_a_dataset_on_a_web_server_is_the_local_one(web):
 
         assert there.digest == here.digest
         assert there.keys() == here.keys()
-        assert (there[7]["bin"], there.by_key("0123")["bin"]) == (here[7]["bin"], SAMPLES["0123"])
+        assert (there[7]["bin"], there.by_key("0123")["bin"]) == (here[7]["bin"], matrix.SAMPLES["0123"])
         assert there[7]["__url__"].startswith(f"{web.url}/{compression}/{compression}-")
 
 
@@ -108,7 +100,7 @@ def test_index_columns_select_before_a_shard_is_read(web):
     before = len(web.requests())
     large = shardkit.ShardDataset(f"{web.url}/none", where=[("size", ">", 4000)])
 
-    assert len(large) == sum(len(data) > 4000 for data in SAMPLES.values())
+    assert len(large) == sum(len(data) > 4000 for data in matrix.SAMPLES.values())
     assert [r.path for r in web.requests()[before:] if r.path.endswith(".tar")] == []
 
 
@@ -135,7 +127,7 @@ def test_streams_take_patterns_lists_and_signed_addresses(web):
     ):
         found = list(shardkit.ShardStream(urls, shuffle=False))
 
-        assert {sample["__key__"]: sample["bin"] for sample in found} == SAMPLES
+        assert {sample["__key__"]: sample["bin"] for sample in found} == matrix.SAMPLES
         assert "SECRET" not in repr([sample["__url__"] for sample in found])
     assert web.requests()[-1].path.endswith(".tar?X-Amz-Signature=SECRET3")
 
@@ -143,7 +135,7 @@ def test_streams_take_patterns_lists_and_signed_addresses(web):
 def test_a_dataset_whose_addresses_have_a_query_is_read_with_it(web):
     dataset = shardkit.ShardDataset(f"{web.url}/zst?token=SECRET")
 
-    assert dataset.by_key("0001")["bin"] == SAMPLES["0001"]
+    assert dataset.by_key("0001")["bin"] == matrix.SAMPLES["0001"]
     assert all(request.path.endswith("?token=SECRET") for request in web.requests()[-3:])
     assert "SECRET" not in repr(dataset) + repr(dataset.manifest) + repr(dataset[0])
     loader = shardkit.ShardLoader(dataset, batch_size=10)
@@ -160,10 +152,10 @@ def test_shards_on_a_web_server_are_indexed_into_a_local_folder(web, tmp_path):
     assert manifest.shards[0].url == f"{web.url}/none/none-000000.tar"
     with pytest.raises(shardkit.DatasetError, match="allow_any_url=True"):
         shardkit.ShardDataset(tmp_path / "index")
-    dataset = shardkit.ShardDataset(tmp_path / "index", allow_any_url=True, storage_options=OPTIONS)
+    dataset = shardkit.ShardDataset(tmp_path / "index", allow_any_url=True, storage_options=matrix.OPTIONS)
     assert dataset.digest == shardkit.ShardDataset(f"{web.url}/none").digest
-    assert {sample["__key__"]: sample["bin"] for sample in dataset} == SAMPLES
-    assert {s["__key__"] for s in shardkit.ShardStream(tmp_path / "index", allow_any_url=True)} == set(SAMPLES)
+    assert {sample["__key__"]: sample["bin"] for sample in dataset} == matrix.SAMPLES
+    assert {s["__key__"] for s in shardkit.ShardStream(tmp_path / "index", allow_any_url=True)} == set(matrix.SAMPLES)
     assert shardkit.verify(tmp_path / "index", allow_any_url=True).ok
 
 
@@ -188,7 +180,7 @@ def test_a_dataset_is_verified_where_nothing_lists_its_files(web):
     report = shardkit.verify(f"{web.url}/zst")
 
     assert report.ok
-    assert report.samples == len(SAMPLES)
+    assert report.samples == len(matrix.SAMPLES)
     assert report.notes == ("its folder cannot be listed, so it was not checked for unexpected files",)
 
 
@@ -217,7 +209,7 @@ def test_manifests_and_indexes_that_come_wrong_are_fetched_again_or_refused(name
         dataset = shardkit.ShardDataset(f"{faulty.url}/none")
         found = {key: dataset.by_key(key)["bin"] for key in dataset.keys()[10::50]}  # some of each shard
 
-        assert found == {key: SAMPLES[key] for key in found}
+        assert found == {key: matrix.SAMPLES[key] for key in found}
         assert rule.hits == 1
         assert "the data is wrong, so it is fetched again: " in caplog.text
         faulty.clear()
@@ -238,9 +230,11 @@ def test_rows_of_an_index_that_come_wrong_are_fetched_again(web, proxy):
 def test_samples_and_shards_are_listed_and_single_fields_read(web):
     url = f"{web.url}/none"
 
-    assert {sample.key: sample.fields["bin"] for sample in list_samples(url)} == {k: len(v) for k, v in SAMPLES.items()}
+    assert {sample.key: sample.fields["bin"] for sample in list_samples(url)} == {
+        k: len(v) for k, v in matrix.SAMPLES.items()
+    }
     assert [shard["samples"] for shard in list_shards(url)] == [50] * 4
-    assert read_member(url, "0042", "bin") == SAMPLES["0042"]
+    assert read_member(url, "0042", "bin") == matrix.SAMPLES["0042"]
 
 
 def test_who_may_read_says_so_in_the_url_or_the_options(web):
@@ -248,7 +242,7 @@ def test_who_may_read_says_so_in_the_url_or_the_options(web):
     with_user = private.replace("//", f"//{web.user}:{web.password.replace(' ', '%20')}@")
 
     for dataset in (shardkit.ShardDataset(private, storage_options=options), shardkit.ShardDataset(with_user)):
-        assert dataset.by_key("0001")["bin"] == SAMPLES["0001"]
+        assert dataset.by_key("0001")["bin"] == matrix.SAMPLES["0001"]
         assert web.password not in repr(dataset)
     with pytest.raises(
         AccessError, match=r"access is refused: the server answers 401; pass username and password, or other ones"
@@ -264,7 +258,7 @@ def test_an_authority_of_ones_own_is_trusted_if_it_is_named(web, monkeypatch, tr
     assert len(tries) == 1  # it was not retried
 
     trusting = {"storage_options": {"ca_certs": str(web.ca_file)}}
-    assert shardkit.ShardDataset(url, **trusting).by_key("0001")["bin"] == SAMPLES["0001"]
+    assert shardkit.ShardDataset(url, **trusting).by_key("0001")["bin"] == matrix.SAMPLES["0001"]
     monkeypatch.setenv("SSL_CERT_FILE", str(web.ca_file))
     assert shardkit.ShardDataset(url.replace("127.0.0.1", "localhost"))[0]["__url__"].startswith("https://localhost")
 
@@ -275,7 +269,7 @@ def test_passwords_go_to_nobody_else(web, proxy):
     options = {"username": web.user, "password": web.password}
     dataset = shardkit.ShardDataset(f"{faulty.url}/none", storage_options=options)
 
-    assert dataset[0]["bin"] == SAMPLES[dataset.keys()[0]]
+    assert dataset[0]["bin"] == matrix.SAMPLES[dataset.keys()[0]]
     log = [entry for entry in faulty.log() if entry["path"].endswith("-000000.tar")]
     assert [bool(entry["headers"].get("authorization")) for entry in log] == [True, False]
 
@@ -298,25 +292,19 @@ def test_nothing_is_written_to_a_web_server(web):
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
 def test_worker_processes_read_after_their_parent_has_read(start, kind, web, record_property):
     url = f"{web.url}/none"
-    dataset = shardkit.ShardDataset(url) if kind == "dataset" else shardkit.ShardStream(url)
-    first = dataset[0] if kind == "dataset" else next(iter(dataset))
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=start)
+    matrix.read_in_workers(kind, start, url, {})
 
-    assert first["bin"] == SAMPLES[first["__key__"]]
-    assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
-    if kind == "dataset":
-        assert dataset[0]["bin"] == first["bin"]
     record_property("fault", ("http", f"{start} after the parent has read", kind, "right"))
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
 @pytest.mark.usefixtures("tries")
-@pytest.mark.parametrize("read", FORWARD)
+@pytest.mark.parametrize("read", matrix.FORWARD)
 def test_a_stream_goes_on_in_the_middle_of_a_shard(read, web, proxy):
     faulty = proxy(web.url)
     faulty.inject("FIN mid-body five times", path="*-000001.tar")
 
-    assert dict(READERS[read](f"{faulty.url}/none", OPTIONS)) == SAMPLES
+    assert dict(matrix.READERS[read](f"{faulty.url}/none", matrix.OPTIONS)) == matrix.SAMPLES
     asked = [int(entry["range"][6:-1]) for entry in faulty.log() if entry["path"].endswith("-000001.tar")]
     assert len(asked) == 6
     assert asked == sorted(set(asked))  # nothing twice
@@ -328,10 +316,8 @@ def test_an_epoch_survives_a_server_that_is_killed_and_started_again(read, nginx
     (nginx.folder / "none").symlink_to(web.folder / "none")
     faulty = proxy(nginx.url)
     held = faulty.hold(after=1000, path="*-000002.tar")
-    found = read_through_a_restart(nginx, held, tries, READERS[read], f"{faulty.url}/none", OPTIONS)
+    matrix.read_through_a_restart(nginx, held, tries, read, f"{faulty.url}/none", matrix.OPTIONS)
 
-    assert len(found) == len(SAMPLES)
-    assert dict(found) == SAMPLES
     record_property("fault", ("http", "server kill -9 and restart", read, "right"))
 
 
@@ -341,15 +327,15 @@ def test_a_server_that_takes_few_connections_serves_many_threads(web, proxy):
     found = []
     options = {"read_timeout": 0.5}
     readers = [
-        threading.Thread(target=lambda: found.extend(by_stream(f"{faulty.url}/none", options))) for _ in range(4)
+        threading.Thread(target=lambda: found.extend(matrix.by_stream(f"{faulty.url}/none", options))) for _ in range(4)
     ]
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join()
 
-    assert len(found) == 4 * len(SAMPLES)
-    assert dict(found) == SAMPLES
+    assert len(found) == 4 * len(matrix.SAMPLES)
+    assert dict(found) == matrix.SAMPLES
 
 
 def test_an_epoch_does_not_stand_still_while_a_server_lets_connections_wait(web, proxy, monkeypatch, tries):
@@ -357,10 +343,10 @@ def test_an_epoch_does_not_stand_still_while_a_server_lets_connections_wait(web,
     tries.append(lambda: None)
     faulty = proxy(web.url)
     faulty.distance(rtt=0.01, connections=4)
-    found = by_loader(f"{faulty.url}/none", {})
+    found = matrix.by_loader(f"{faulty.url}/none", {})
 
-    assert len(found) == len(SAMPLES)
-    assert dict(found) == SAMPLES
+    assert len(found) == len(matrix.SAMPLES)
+    assert dict(found) == matrix.SAMPLES
     assert len(tries) == 1  # no request was delayed by a retry
     assert faulty.connections()[1] == 4
 
@@ -387,11 +373,11 @@ def test_an_epoch_of_a_thousand_shards_takes_no_more_descriptors_and_threads(ngi
 
 def test_reading_on_and_on_takes_no_more_descriptors_and_threads(web):
     def read():
-        assert len(by_stream(f"{web.url}/none", OPTIONS)) == len(SAMPLES)
+        assert len(matrix.by_stream(f"{web.url}/none", matrix.OPTIONS)) == len(matrix.SAMPLES)
         assert [dataset[i]["bin"] for i in range(0, 200, 10)]
-        next(iter(shardkit.ShardStream(f"{web.url}/none", storage_options=OPTIONS)))
+        next(iter(shardkit.ShardStream(f"{web.url}/none", storage_options=matrix.OPTIONS)))
 
-    dataset = shardkit.ShardDataset(f"{web.url}/none", storage_options=OPTIONS)
+    dataset = shardkit.ShardDataset(f"{web.url}/none", storage_options=matrix.OPTIONS)
     read()
     before = taken()
     for _ in range(5):

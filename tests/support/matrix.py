@@ -2,6 +2,8 @@
 
 import threading
 
+from torch.utils.data import DataLoader
+
 import shardkit
 from shardkit.errors import (
     AccessError,
@@ -78,17 +80,32 @@ def by_tar(url, options):
     return by_stream(f"{url}/{url.rpartition('/')[2]}-{{000000..000003}}.tar", options)
 
 
-def read_through_a_restart(server, held, tries, read, *arguments):
-    """Kill a server while one of its responses is held, and start it again; return a reader's result.
+def read_in_workers(kind, start, url, options):
+    """Read a sample, then all of them in worker processes, then the first one again; all are right."""
+    make = shardkit.ShardDataset if kind == "dataset" else shardkit.ShardStream
+    dataset = make(url, storage_options=options)
+    first = dataset[0] if kind == "dataset" else next(iter(dataset))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=start)
+
+    assert first["bin"] == SAMPLES[first["__key__"]]
+    assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
+    if kind == "dataset":
+        assert dataset[0]["bin"] == first["bin"]
+
+
+def read_through_a_restart(server, held, tries, read, url, options):
+    """Kill a server while one of its responses is held, and start it again; a reader finds every sample once.
 
     Args:
         server: The server to kill.
         held: The response, which is released when the server is up again.
         tries: The functions to call instead of waiting before a retry.
-        read: The reader and its arguments.
+        read: The reader's name.
+        url: The dataset.
+        options: The reader's storage options.
     """
     found, is_up = [], threading.Event()
-    reader = threading.Thread(target=lambda: found.extend(read(*arguments)))
+    reader = threading.Thread(target=lambda: found.extend(READERS[read](url, options)))
     reader.start()
     held.wait()
     tries.append(is_up.wait)  # a request that fails while the server is down is retried as soon as it is up
@@ -97,7 +114,9 @@ def read_through_a_restart(server, held, tries, read, *arguments):
     is_up.set()
     held.release()
     reader.join()
-    return found
+
+    assert len(found) == len(SAMPLES)
+    assert dict(found) == SAMPLES
 
 
 READERS = {"dataset": by_dataset, "loader": by_loader, "parts": by_parts, "stream": by_stream, "tar": by_tar}

@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 from botocore.loaders import JSONFileLoader
-from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import (
@@ -18,22 +17,12 @@ from shardkit.errors import (
 )
 from shardkit.storage.registry import storage_for
 from shardkit.storage.s3 import session as credentials
-from tests.support.matrix import (
-    ENDS,
-    READERS,
-    READS,
-    SAMPLES,
-    by_loader,
-    by_stream,
-    pack_samples,
-    read_through,
-    read_through_a_restart,
-)
+from tests.support import matrix
 from tests.support.scripted import Scripted, answer
 from tests.support.servers.faults import READ_FAULTS
 
 # A request to S3 is signed for one address, so redirects to other addresses are not followed.
-S3_ENDS = ENDS | {name: [StorageError] * 3 for name in ("301", "302", "307", "redirect to another host")}
+S3_ENDS = matrix.ENDS | {name: [StorageError] * 3 for name in ("301", "302", "307", "redirect to another host")}
 
 
 def options_for(server, url=None, **options):
@@ -47,18 +36,18 @@ def options_for(server, url=None, **options):
 def packed(moto):
     """Return the URL of a dataset in its own bucket."""
     url = f"s3://{moto.make_bucket()}/data/none"
-    pack_samples(url, compression="none", storage_options=options_for(moto))
+    matrix.pack_samples(url, compression="none", storage_options=options_for(moto))
     return url
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.StreamWarning")
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("read", matrix.READS)
 @pytest.mark.parametrize("fault", READ_FAULTS)
 def test_every_fault_of_a_network_ends_in_the_right_samples_or_in_an_error(
     fault, read, moto, packed, proxy, tries, record_property
 ):
     faulty = proxy(moto.url)
-    end = read_through(fault, read, faulty, packed, options_for(moto, faulty.url), tries, S3_ENDS)
+    end = matrix.read_through(fault, read, faulty, packed, options_for(moto, faulty.url), tries, S3_ENDS)
     record_property("fault", ("s3", fault, read, end))
 
 
@@ -71,13 +60,17 @@ def server(request):
 @pytest.mark.parametrize("compression", ["none", "zst"])
 def test_a_dataset_is_packed_to_an_s3_server_and_read_from_it(server, compression, tmp_path):
     url, options = f"s3://{server.make_bucket()}/a folder/train", {"storage_options": options_for(server)}
-    pack_samples(url, compression=compression, **options)
-    pack_samples(tmp_path / "train", compression=compression)
+    matrix.pack_samples(url, compression=compression, **options)
+    matrix.pack_samples(tmp_path / "train", compression=compression)
     there, here = shardkit.ShardDataset(url, **options), shardkit.ShardDataset(tmp_path / "train")
 
     assert there.digest == here.digest
-    assert there.by_key("0123")["bin"] == SAMPLES["0123"]
-    assert dict(by_loader(url, options_for(server))) == dict(by_stream(url, options_for(server))) == SAMPLES
+    assert there.by_key("0123")["bin"] == matrix.SAMPLES["0123"]
+    assert (
+        dict(matrix.by_loader(url, options_for(server)))
+        == dict(matrix.by_stream(url, options_for(server)))
+        == matrix.SAMPLES
+    )
     assert shardkit.verify(url, **options).ok
     assert there[0]["__url__"].startswith(url)
 
@@ -113,7 +106,7 @@ def test_a_folder_of_many_files_is_listed_page_by_page():
 def test_streams_take_patterns_of_objects(moto, packed):
     options = options_for(moto)
     for pattern in (f"{packed}/none-*.tar", f"{packed}/none-{{000000..000003}}.tar", f"{packed}/none-00000[0-3].tar"):
-        assert dict(by_stream(pattern, options)) == SAMPLES
+        assert dict(matrix.by_stream(pattern, options)) == matrix.SAMPLES
 
 
 def test_what_was_packed_there_is_packed_again_elsewhere(moto, packed, tmp_path):
@@ -122,7 +115,7 @@ def test_what_was_packed_there_is_packed_again_elsewhere(moto, packed, tmp_path)
     )
     shardkit.pack(source, tmp_path / "some", progress=False)
 
-    assert set(shardkit.ShardDataset(tmp_path / "some").keys()) == set(list(SAMPLES)[:50])
+    assert set(shardkit.ShardDataset(tmp_path / "some").keys()) == set(list(matrix.SAMPLES)[:50])
 
 
 def test_shards_in_a_bucket_are_indexed_there_or_elsewhere(moto, packed, tmp_path):
@@ -157,13 +150,13 @@ def test_who_has_no_right_is_told_what_to_do(ceph):
 def test_a_public_bucket_is_read_without_credentials_though_it_is_not_listed(ceph):
     bucket = ceph.make_bucket()
     url = f"s3://{bucket}/train"
-    pack_samples(url, compression="none", storage_options=options_for(ceph))
+    matrix.pack_samples(url, compression="none", storage_options=options_for(ceph))
     policy = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{bucket}/*"}
     with ceph.client() as client:
         client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [policy]}))
     options = options_for(ceph, key=None, secret=None, anon=True)
 
-    assert dict(by_loader(url, options)) == dict(by_stream(url, options)) == SAMPLES
+    assert dict(matrix.by_loader(url, options)) == dict(matrix.by_stream(url, options)) == matrix.SAMPLES
     report = shardkit.verify(url, storage_options=options)
     assert report.ok
     assert report.notes == ("its folder cannot be listed, so it was not checked for unexpected files",)
@@ -221,10 +214,10 @@ def test_credentials_regions_and_endpoints_are_those_of_every_aws_tool(moto, pac
     aws.write_text(f"[mine]\naws_access_key_id = {moto.key}\naws_secret_access_key = {moto.secret}\n")
     aws.with_name("config").write_text(f"[profile mine]\nregion = eu-west-1\nendpoint_url = {moto.url}\n")
 
-    assert len(shardkit.ShardDataset(packed, storage_options={"profile": "mine"})) == len(SAMPLES)
+    assert len(shardkit.ShardDataset(packed, storage_options={"profile": "mine"})) == len(matrix.SAMPLES)
     credentials._sessions.clear()
     monkeypatch.setenv("AWS_PROFILE", "mine")
-    assert len(shardkit.ShardDataset(packed)) == len(SAMPLES)
+    assert len(shardkit.ShardDataset(packed)) == len(matrix.SAMPLES)
     with pytest.raises(ArgumentError, match=r"storage_options: The config profile \(yours\) could not be found"):
         shardkit.ShardDataset(packed, storage_options={"profile": "yours"})
 
@@ -237,13 +230,13 @@ def test_credentials_that_expire_are_found_anew_once(moto, packed, aws, proxy, i
     aws.write_text(profile.format("OLDKEY", "old"))
     options = options_for(moto, faulty.url, key=None, secret=None)
     dataset = shardkit.ShardDataset(packed, storage_options=options)
-    assert dataset[0]["bin"] == SAMPLES[dataset.keys()[0]]
+    assert dataset[0]["bin"] == matrix.SAMPLES[dataset.keys()[0]]
     faulty.inject("expired token", containing="OLDKEY")
     if is_renewed:
         aws.write_text(profile.format(moto.key, moto.secret))
 
-        assert dataset[100]["bin"] == SAMPLES[dataset.keys()[100]]
-        pack_samples(f"{packed}-{is_renewed}", storage_options=options)
+        assert dataset[100]["bin"] == matrix.SAMPLES[dataset.keys()[100]]
+        matrix.pack_samples(f"{packed}-{is_renewed}", storage_options=options)
         record_property("fault", ("s3", "expired token, and there is a new one", "dataset", "right"))
     else:
         with pytest.raises(AccessError, match="the credentials have expired, so get new ones"):
@@ -342,13 +335,8 @@ def test_secrets_are_in_no_representation_and_a_pickle_reads_on(moto, packed):
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
 def test_worker_processes_read_after_their_parent_has_read(start, kind, moto, packed, record_property):
     options = options_for(moto)
-    make = shardkit.ShardDataset if kind == "dataset" else shardkit.ShardStream
-    dataset = make(packed, storage_options=options)
-    first = dataset[0] if kind == "dataset" else next(iter(dataset))
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=start)
+    matrix.read_in_workers(kind, start, packed, options)
 
-    assert first["bin"] == SAMPLES[first["__key__"]]
-    assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
     record_property("fault", ("s3", f"{start} after the parent has read", kind, "right"))
 
 
@@ -356,14 +344,12 @@ def test_worker_processes_read_after_their_parent_has_read(start, kind, moto, pa
 @pytest.mark.parametrize("read", ["loader", "stream", "tar"])
 def test_an_epoch_survives_a_gateway_that_is_killed_and_started_again(read, ceph, proxy, tries, record_property):
     url = f"s3://{ceph.make_bucket()}/none"
-    pack_samples(url, compression="none", storage_options=options_for(ceph))
+    matrix.pack_samples(url, compression="none", storage_options=options_for(ceph))
     faulty = proxy(ceph.url)
     held = faulty.hold(after=1000, path="*-000002.tar")
     options = options_for(ceph, faulty.url, total_timeout=60, config_kwargs={"read_timeout": 30})
-    found = read_through_a_restart(ceph, held, tries, READERS[read], url, options)
+    matrix.read_through_a_restart(ceph, held, tries, read, url, options)
 
-    assert len(found) == len(SAMPLES)
-    assert dict(found) == SAMPLES
     record_property("fault", ("s3", "gateway kill -9 and restart", read, "right"))
 
 
