@@ -32,7 +32,8 @@ _TARGETS = {
     *["masks", "mask", "labels", "label", "annotations", "annotation", "annots", "anns", "ann", "gt", "groundtruth"],
     *["truth", "segmentations", "segmentation", "segs", "seg", "targets", "target", "depths", "depth", "disparity"],
     *["normals", "bboxes", "bbox", "boxes", "captions", "caption", "texts", "xmls", "xml", "json", "trimaps", "mattes"],
-    *["instances", "semantic", "panoptic", "flow", "keypoints"],
+    *["instances", "instance", "semantic", "panoptic", "flow", "flows", "keypoints", "landmarks", "saliency", "matte"],
+    *["trimap", "alpha", "alphas", "disparities", "thermal", "infrared", "nir", "lidar", "xml"],
 }
 _ALIKE = 3  # two folders that have at least this many stems in common belong together
 

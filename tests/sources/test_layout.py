@@ -23,7 +23,10 @@ IMAGES = st.sampled_from(
     ["images", "Images", "image", "img", "imgs", "JPEGImages", "rgb", "train_images", "leftImg8bit"]
 )
 TARGETS = st.sampled_from(
-    ["masks", "Masks", "labels", "annotations", "SegmentationClass", "gtFine", "depth", "ground_truth", "train_masks"]
+    [
+        *["masks", "Masks", "labels", "annotations", "SegmentationClass", "gtFine", "depth", "ground_truth"],
+        *["train_masks", "thermal", "Infrared", "disparities", "instance_maps", "alpha", "landmarks", "lidar"],
+    ]
 )
 
 
