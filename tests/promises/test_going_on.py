@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit.errors import ArgumentError, DatasetError, DatasetExistsError, UnfinishedDatasetError
+from tests.support.folders import contents_of
 from tests.support.forge import edit_manifest, manifest_of
 from tests.support.forks import forkserver
 from tests.support.shared import examples
@@ -62,10 +63,6 @@ def hashes_of(manifest):
     return {shard.sha256 for shard in manifest.shards}
 
 
-def content_of(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folders = {}
@@ -90,7 +87,7 @@ def test_a_writer_that_is_killed_anywhere_goes_on_to_the_same_bytes(compression,
         if (folder / "unfinished.json").exists() or not (folder / "manifest.json").exists():
             assert exit_code == 0
 
-    assert content_of(folder) == content_of(undisturbed[compression])
+    assert contents_of(folder) == contents_of(undisturbed[compression])
     shutil.rmtree(folder.parent)
 
 
@@ -115,7 +112,7 @@ def test_no_shard_of_a_dataset_that_is_replaced_is_taken_for_one_of_the_new(
         assert hashes_of(shardkit.index_shards(copy)) <= new
 
     assert write(folder, compression, resume=True) == 0
-    assert content_of(folder) == content_of(undisturbed[compression])
+    assert contents_of(folder) == contents_of(undisturbed[compression])
     shutil.rmtree(folder.parent)
 
 
@@ -170,7 +167,7 @@ def test_advice_about_an_unfinished_folder_keeps_what_is_there(tmp_path):
 
 def test_a_writer_goes_on_only_as_it_began(tmp_path):
     folder = begun(tmp_path / "out")
-    before = content_of(folder)
+    before = contents_of(folder)
     with pytest.raises(
         ArgumentError, match=r"its shards have compression 'none', and the writer that resumes has 'zst'; pass the sa"
     ):
@@ -180,20 +177,20 @@ def test_a_writer_goes_on_only_as_it_began(tmp_path):
     ):
         shardkit.ShardWriter(folder, resume=True)
 
-    assert content_of(folder) == before
+    assert contents_of(folder) == before
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_writer_does_not_delete_shards_behind_one_that_is_missing(lost, tmp_path):
     folder = begun(tmp_path / "out")
     (folder / f"out-00000{lost}.tar").unlink()
-    before = content_of(folder)
+    before = contents_of(folder)
     with pytest.raises(
         DatasetError, match=rf"holds out-00000{lost + 1}.tar, .* and not out-00000{lost}.tar or its like"
     ):
         shardkit.ShardWriter(folder, resume=True, **OPTIONS)
 
-    assert content_of(folder) == before
+    assert contents_of(folder) == before
 
 
 def test_a_writer_that_goes_on_keeps_its_class_names(tmp_path):
@@ -215,16 +212,16 @@ def test_a_pack_that_an_earlier_version_finished_is_accepted(kind, path, tmp_pat
     shardkit.pack(make(path), folder, seed=3, progress=False)
     edit_manifest(folder, lambda manifest: manifest["packed"].update(plan="0" * 64))
     edit_manifest(folder, lambda manifest: manifest["packed"]["request"].update(version=1))
-    before = content_of(folder)
+    before = contents_of(folder)
     manifest = shardkit.pack(make(path), folder, seed=3, progress=False)["out"]
 
-    assert content_of(folder) == before
+    assert contents_of(folder) == before
     assert manifest == manifest_of(folder)
     with pytest.raises(DatasetExistsError, match=r"what differs: version .*, seed"):
         shardkit.pack(make(path), folder, seed=4, progress=False)
     with pytest.raises(DatasetExistsError, match=r"what differs: version \(there 1, here 2\)"):
         shardkit.pack(make(path), folder, seed=3, check=True, progress=False)
-    assert content_of(folder) == before
+    assert contents_of(folder) == before
 
 
 def test_a_finished_dataset_is_not_gone_on_with(tmp_path):

@@ -27,6 +27,7 @@ from shardkit import FileFolder, pack
 from shardkit.errors import ArgumentError, SourceError, WorkerError
 from shardkit.storage.registry import storage_for
 from tests.storage.s3.test_storage import options_for
+from tests.support.folders import contents_of
 from tests.support.forks import forkserver
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +36,6 @@ SERVER = forkserver(__name__)
 
 def small(number):
     return {"__key__": f"{number:04d}", "bin": random.Random(number).randbytes(number * 37 % 900), "cls": number % 7}
-
-
-def contents(folder):
-    """Return the bytes of every file, including hidden ones."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
 
 
 def go_elsewhere(folder, hidden):
@@ -125,7 +121,7 @@ def test_workers_that_share_nothing_but_source_and_destination_give_the_same_byt
         source, transform = of_kind(kind)
         pack(source, f"{out}/there/ds", transform=transform, executor=place.executor, **options)
 
-        assert contents(f"{out}/there") == contents(f"{out}/here")
+        assert contents_of(f"{out}/there") == contents_of(f"{out}/here")
         assert not list(Path(out).rglob("__staging__"))
     assert not place.left()
 
@@ -293,11 +289,11 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_bytes_are_the_same(place
             run()
         assert not (tmp_path / "ds/manifest.json").exists()
     run()
-    left = contents(tmp_path / "ds")
+    left = contents_of(tmp_path / "ds")
     pack(FileFolder("in"), tmp_path / "again/ds", **options)
 
     assert (tmp_path / "died").exists()
-    assert left == contents(tmp_path / "again/ds")
+    assert left == contents_of(tmp_path / "again/ds")
     assert not (tmp_path / "ds/__staging__").exists()
     assert not place.left()
 
@@ -338,7 +334,7 @@ def test_a_pack_that_is_killed_with_its_executor_again_and_again_goes_on_to_the_
         source, transform = of_kind(kind)
         pack(source, out / "ds", transform=transform, shard_samples=3, progress=False)  # also works without an executor
 
-        assert contents(out) == contents(tmp_path / "clean")
+        assert contents_of(out) == contents_of(tmp_path / "clean")
         assert not (out / "ds/__staging__").exists()
         assert not place.left()
 
@@ -407,7 +403,7 @@ class Damaged:
         options = {"splits": {"a": 0.5, "b": 0.5}, "split_by": self.split_by, "columns": {"label": self.label}}
         options |= {"shuffle": self.shuffle, "shard_samples": 7, "num_workers": 1, "progress": False}
         pack(source, f"{out}/ds", transform=transform, **options)
-        return contents(f"{out}/ds")
+        return contents_of(f"{out}/ds")
 
     def happen(self, moment):
         if self.moment == moment:
@@ -458,5 +454,5 @@ def test_waiting_samples_that_were_damaged_are_an_error_or_not_needed(place, kin
             failure = ""
 
         assert not failure or "was cut or changed while it was in use" in failure
-        assert contents(f"{out}/ds") == Damaged(kind, shuffle).run(f"{out}/clean")
+        assert contents_of(f"{out}/ds") == Damaged(kind, shuffle).run(f"{out}/clean")
     assert not place.left()

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 import shardkit
 from tests.promises.test_refusals import READERS, indexed, limited, repacked, reported
+from tests.support.folders import contents_of
 
 SAMPLES = [{"__key__": f"k/{i:04d}", "txt": f"sample {i} " * 20, "cls": i % 5} for i in range(40)]
 PACK = {"shard_samples": 10, "block_bytes": "2kB", "compression": "none", "num_workers": 1, "progress": False}
@@ -124,8 +125,7 @@ def test_a_call_that_fails_while_a_dataset_is_verified_is_reported(whole):
 
 def written(out):
     """Return the content of a folder, without unfinished files."""
-    files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if ".shardkit-" not in name}
+    return {name: data for name, data in contents_of(out).items() if ".shardkit-" not in name}
 
 
 def by_pack(out):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import shardkit
 from shardkit.cli.app import app
 from shardkit.errors import StorageError
+from tests.support.folders import contents_of
 from tests.support.forks import forkserver
 from tests.support.shared import without_rights
 
@@ -303,15 +304,11 @@ ROOM = 72  # pages: enough for all files written here, and for a spill in additi
 FILLED = [by_pack, by_pack_with_transform, by_writer, by_index]
 
 
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def write_to_full(write, given, folder):
     """Write to disks of every size; after each failure make room and continue."""
     mount(folder, f"size={4 * ROOM * PAGE}")
     write(given, folder / "train")
-    expected = contents(folder)
+    expected = contents_of(folder)
     unmount(folder)
     failures, said = 0, 0
     for pages in range(1, ROOM, 3):
@@ -324,11 +321,11 @@ def write_to_full(write, given, folder):
             assert "the disk is full (No space left on device); make room on it" in message
             assert "run the same pack again to continue" in message or write in (by_writer, by_index)
             assert not (folder / "train/manifest.json").exists()
-            for name, data in contents(folder).items():  # no file with a final name is cut short
+            for name, data in contents_of(folder).items():  # no file with a final name is cut short
                 assert name.endswith(("unfinished.json", ".segment")) or expected[name] == data, name
             mount(folder, f"size={4 * ROOM * PAGE}", REMOUNT)
             (by_writer_that_goes_on if write is by_writer else write)(given, folder / "train")
-        assert contents(folder) == expected
+        assert contents_of(folder) == expected
         unmount(folder)
     assert 3 <= failures < len(range(1, ROOM, 3))
     assert (said > 0) == (write in (by_pack, by_pack_with_transform))

@@ -11,6 +11,11 @@ def files_of(folder):
     return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 
 
+def contents_of(folder):
+    """Return the bytes of every file in a folder and below it, including hidden ones, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files_of(folder)}
+
+
 def names_in(folder):
     """Return the names of all files, sorted, with a star for each hash; without the card for HF datasets."""
     names = [path.relative_to(folder).as_posix() for path in files_of(folder) if path.name != CARD_NAME]
