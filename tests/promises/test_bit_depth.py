@@ -147,13 +147,15 @@ def test_unchanged_is_what_was_stored_or_an_error(file):
 @pytest.mark.parametrize("deflated", [False, True])
 def test_a_tiff_of_the_usual_kinds_is_what_was_stored_and_no_error(kind, order, deflated):
     dtype, photometric, channels, extra, bits = kind
-    if (dtype, order) == (np.uint32, ">"):  # which Pillow does not support
-        return
     pixels = np.random.default_rng(0).integers(0, 1 << (bits or 7), (7, 9, *channels)).astype(dtype)
     pixels = pixels if bits else pixels * dtype(-3 if dtype in (np.int8, np.int16, np.int32, np.float32) else 2)
     data = tiff_of(pixels, photometric, bits=bits, order=order, deflated=deflated, extra=extra)
 
-    assert same_array(UNCHANGED.decode("tif", data), pixels)
+    if (dtype, order) == (np.uint32, ">"):
+        with pytest.raises(CodecError, match="unknown pixel mode"):  # Pillow does not support it
+            UNCHANGED.decode("tif", data)
+    else:
+        assert same_array(UNCHANGED.decode("tif", data), pixels)
 
 
 @given(file=files)
@@ -324,11 +326,9 @@ def test_every_reader_gives_what_was_stored_however_it_is_spelled(stored, spelli
 @pytest.mark.timeout(600)  # nightly it packs a thousand datasets
 @given(found=st.lists(files, min_size=1, max_size=3))
 def test_every_reader_gives_what_any_file_holds(found):
-    named = [(field.rpartition(".")[2].replace("gz", "png.gz"), data) for field, data, _, _ in found]
-    named = [
-        ("png", encode("png", np.zeros((2, 2, 3), np.uint8))),
-        *named,
-    ]  # a loader must have seen a batch before one that loses all samples
+    # The first image is good, because a loader must have seen a batch before one that loses all samples.
+    named = [("png", encode("png", np.zeros((2, 2, 3), np.uint8)))]
+    named += [(field.rpartition(".")[2].replace("gz", "png.gz"), data) for field, data, _, _ in found]
     with tempfile.TemporaryDirectory() as folder:
         samples = [{"__key__": str(i), field: data} for i, (field, data) in enumerate(named)]
         pack(samples, f"{folder}/any", shuffle=False, compression="none", progress=False)

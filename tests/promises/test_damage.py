@@ -117,11 +117,12 @@ def files_of(folder):
     return [name for name in names if not name.endswith((".tar", ".yaml")) and "manifest-" not in name]
 
 
+HOWS = ["flip", "delete", "insert", "zero", "random", "repeat"]
 damages = st.tuples(
     st.integers(0, 1 << 30),  # which file
     st.sampled_from(["anywhere", "begin", "end"]),
     st.integers(0, 1 << 30),  # where in it
-    st.sampled_from(["flip", "delete", "insert", "zero", "random", "repeat"]),
+    st.sampled_from(HOWS),
     st.integers(1, 16),
     st.integers(0, 255),
     st.integers(0, 1 << 30),  # the seed of random bytes
@@ -220,16 +221,8 @@ def test_the_search_finds_damage_where_there_are_no_checksums(tmp_path_factory):
     silent = 0
     random = Random(0)
     for _ in range(300):
-        hows = ["flip", "delete", "insert", "zero", "random", "repeat"]
-        damage = (
-            0,
-            "anywhere",
-            random.randrange(1 << 30),
-            random.choice(hows),
-            random.randint(1, 16),
-            3,
-            random.random(),
-        )
+        at, how, count = random.randrange(1 << 30), random.choice(HOWS), random.randint(1, 16)
+        damage = (0, "anywhere", at, how, count, 3, random.random())
         copy, *_ = copy_with_damage(original, damage, tmp_path_factory)
         silent += bool(find_silent(copy, OLD_WORDS, expected))
         shutil.rmtree(copy.parent)

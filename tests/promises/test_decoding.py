@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import shardkit
 from shardkit.cli.app import app
 from shardkit.errors import ArgumentError, CodecError
-from tests.support.shared import PHOTO, peak_memory, saved
+from tests.support.shared import PHOTO, PHOTO_FILES, peak_memory, saved
 
 MIB = 1 << 20
 DECODER = shardkit.Decoder(images="unchanged")  # the meaning of True: images of any depth
@@ -36,9 +36,9 @@ def _npz(**arrays):
 
 # One good value for each kind of field, and for some that hold bytes, which can always be "decoded".
 GOOD = {
-    "jpg": saved(Image.fromarray(PHOTO), "JPEG"),
-    "seg.png": saved(Image.fromarray(PHOTO), "PNG"),
-    "webp": saved(Image.fromarray(PHOTO), "WEBP"),
+    "jpg": PHOTO_FILES["jpg"],
+    "seg.png": PHOTO_FILES["png"],
+    "webp": PHOTO_FILES["webp"],
     "bmp": saved(Image.fromarray(PHOTO), "BMP"),
     "npy": _npy(np.arange(40, dtype=np.float32)),
     "npz": _npz(a=np.arange(5), b=np.ones((2, 3))),

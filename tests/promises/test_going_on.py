@@ -138,10 +138,10 @@ def test_the_shards_of_a_writer_that_was_killed_become_a_dataset(compression, st
     shutil.rmtree(folder.parent)
 
 
-def begun(folder):
-    """Return a folder in which a ShardWriter was stopped after three shards."""
+def begun(folder, count=30):
+    """Return a folder in which a ShardWriter was stopped after some samples: 30 make three shards and a part."""
     with contextlib.suppress(ZeroDivisionError), shardkit.ShardWriter(folder, compression="none", **OPTIONS) as writer:
-        for i in range(30):
+        for i in range(count):
             writer.write(sample(i))
         raise ZeroDivisionError
     return folder
@@ -261,12 +261,9 @@ def test_an_unfinished_pack_is_not_finished_by_indexing(tmp_path):
 
 
 def test_what_has_no_complete_shard_yet_is_not_advised_to_be_indexed(tmp_path):
-    writer = shardkit.ShardWriter(tmp_path / "out", **OPTIONS).__enter__()
-    writer.write(sample(0))
-    writer.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
-
+    folder = begun(tmp_path / "out", 1)
     with pytest.raises(
         UnfinishedDatasetError, match=r"none of its shards is complete; run its writer again, a ShardWriter "
     ) as caught:
-        shardkit.index_shards(tmp_path / "out")
+        shardkit.index_shards(folder)
     assert "shardkit index" not in str(caught.value)

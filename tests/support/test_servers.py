@@ -110,7 +110,6 @@ def test_nginx_can_be_killed_in_the_middle_of_a_response(nginx, http, proxy):
 # A pytest session that prints the processes that it has started, and waits to be ended.
 SESSION = """
 import signal
-from multiprocessing.connection import wait
 from pathlib import Path
 
 def test_all(nginx, moto, ceph, proxies, processes):
