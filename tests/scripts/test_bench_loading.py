@@ -59,7 +59,10 @@ def options_of(work):
 
 @pytest.mark.parametrize(("task", "field"), [("image", "jpg"), ("small", "txt"), ("npy", "npy")])
 def test_dali_gets_an_index_of_every_shard_that_says_where_the_fields_are(task, field, inputs):
-    for shard in sorted((inputs / task).glob("*.tar")):
+    shards = sorted((inputs / task).glob("*.tar"))
+
+    assert shards
+    for shard in shards:
         with tarfile.open(shard) as tar:
             expected = {member.name: (member.offset_data, member.size) for member in tar}
         head, *lines = Path(f"{shard}.idx").read_text().splitlines()
