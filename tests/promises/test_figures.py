@@ -1,8 +1,5 @@
 """A loader mixes, reads and holds as much as it and the shuffle report say, counted where it happens."""
 
-import os
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -14,8 +11,8 @@ import shardkit
 from shardkit import ShardDataset, ShardLoader, shuffle_report
 from shardkit.order import plan as order
 from shardkit.reading import access
+from tests.support.shared import run_program
 
-ROOT = Path(__file__).parents[2]
 BATCH_SIZE = 256
 
 
@@ -191,10 +188,8 @@ def test_a_pass_takes_no_more_than_memory_and_150_mb(tmp_path, compression):
     shardkit.pack(samples, tmp_path / "train", shuffle=False, **options)
     memory = 40_000_000
 
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", textwrap.dedent(PASS), tmp_path / "train", str(memory)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    output = run_program("-c", textwrap.dedent(PASS), tmp_path / "train", memory)
 
-    count, taken = map(int, done.stdout.split())
+    count, taken = map(int, output.split())
     assert count == 5000
     assert taken <= memory + 150_000_000

@@ -2,14 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.shared import ROOT, run_program
+
 IMAGES, SMALLS = 80, 400
 sys.path.append(str(ROOT / "scripts" / "bench"))
 
@@ -39,16 +39,7 @@ def inputs(work):
 
 def run(*command):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts" / "bench")])
-    environment = os.environ | {
-        "PYTHONPATH": paths,
-        "PYTHONWARNINGS": "ignore",
-        "MPLBACKEND": "agg",
-    }
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, env=environment, check=False
-    )
-    assert not done.returncode, done.stderr
-    return done.stdout
+    return run_program(*command, PYTHONPATH=paths, PYTHONWARNINGS="ignore", MPLBACKEND="agg")
 
 
 def options_of(work):

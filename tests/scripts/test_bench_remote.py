@@ -1,21 +1,19 @@
 """The benchmark of remote reads runs, so that it does not rot. No test here is about speed."""
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.shared import ROOT, run_program
+
 sys.path.append(str(ROOT / "scripts" / "bench"))
 
-from loading.inputs import make_inputs  # noqa: E402 - parts of the program, found beside it
-from remote import parts, report  # noqa: E402
-from remote.inputs import make_large, make_many  # noqa: E402
-from remote.with_sockets import Connection  # noqa: E402
+from loading.inputs import make_inputs  # parts of the program, found beside it
+from remote import parts, report
+from remote.inputs import make_large, make_many
+from remote.with_sockets import Connection
 
 IMAGES, MEGABYTES, SHARDS = 40, 8, 10
 INSTALLED = [parts.CEILING, parts.STREAM, parts.BLOCKS]
@@ -36,16 +34,8 @@ def run(work, *options):
     numbers = ["--images", IMAGES, "--megabytes", MEGABYTES, "--shards", SHARDS, "--rounds", 1, "--quiet", 99]
     results = work / "results.json"
     command = ["scripts/bench/bench_remote.py", "--work", work, "--no-install", "--seconds", 0.01, *numbers, *options]
-    done = subprocess.run(
-        [sys.executable, *map(str, command), "--json", str(results)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        check=False,
-    )
-    assert not done.returncode, done.stderr
-    return done.stdout, json.loads(results.read_text())
+    output = run_program(*command, "--json", results, PYTHONWARNINGS="ignore")
+    return output, json.loads(results.read_text())
 
 
 @pytest.mark.multiprocess

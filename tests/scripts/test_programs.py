@@ -1,13 +1,9 @@
 """The small benchmarks run to their end, so that they do not rot. No test here is about speed."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.shared import ROOT, run_program
+
 SMALL = {
     "bench_compression.py --megabytes 1 --rounds 1": "zst",
     "bench_manifest.py 20": "20 shards, 80,057 samples",
@@ -21,14 +17,6 @@ SMALL = {
 @pytest.mark.parametrize("command", SMALL)
 def test_a_benchmark_runs_to_its_end(command, tmp_path):
     program, *arguments = command.split()
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "bench" / program, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    output = run_program(ROOT / "scripts/bench" / program, *arguments, cwd=tmp_path, TMPDIR=str(tmp_path))
 
-    assert done.returncode == 0, done.stderr
-    assert SMALL[command] in done.stdout
+    assert SMALL[command] in output

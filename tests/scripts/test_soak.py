@@ -1,29 +1,26 @@
 """The soak test runs, and detects growth."""
 
-import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.shared import ROOT, run_program
+
 sys.path.append(str(ROOT / "scripts" / "bench"))
 
-import soak  # noqa: E402 - the program, found beside the tests
-from soak import Usage  # noqa: E402
+import soak  # the program, found in scripts/bench
+from soak import Usage
 
 MB = 1_000_000
 
 
 @pytest.mark.multiprocess
 def test_a_cycle_goes_through_all_that_can_go_wrong():
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "scripts/bench/soak.py", "--seconds", "0", "--cycles", "1"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    output = run_program("scripts/bench/soak.py", "--seconds", 0, "--cycles", 1, PYTHONWARNINGS="ignore")
 
-    assert (done.returncode, done.stdout[:18]) == (0, "nothing has grown "), done.stderr
+    assert output[:18] == "nothing has grown "
 
 
 @pytest.mark.parametrize("name", Usage._fields)

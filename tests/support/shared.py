@@ -6,9 +6,11 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import tracemalloc
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from shardkit.codecs.registry import Decoder, encode
 from shardkit.errors import CodecError
 from shardkit.format.tar import END_OF_ARCHIVE, member_header, padding
 
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 DECODER = Decoder()
 COMPRESSIONS = ["none", "zst", "gz"]
@@ -89,6 +92,26 @@ def peak_memory(function):
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def run_program(*command, cwd=ROOT, **environment):
+    """Return the output of a Python program that finds shardkit and the tests; fail with its errors if it fails.
+
+    Args:
+        command: The program and its arguments, as for ``python``.
+        cwd: Its working folder.
+        environment: Environment variables to change.
+    """
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @contextmanager
