@@ -13,7 +13,6 @@ import fsspec.asyn
 import pytest
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import (
@@ -31,7 +30,7 @@ from shardkit.errors import (
 from shardkit.storage import fsspec as generic
 from shardkit.storage import retry as attempts
 from shardkit.storage.registry import storage_for
-from tests.support.matrix import READERS, READS, SAMPLES, SOME, by_loader, by_stream, pack_samples
+from tests.support.matrix import READERS, READS, SAMPLES, SOME, by_loader, by_stream, pack_samples, read_in_workers
 from tests.support.servers.faults import READ_FAULTS
 from tests.support.servers.programs import Nginx
 
@@ -386,13 +385,8 @@ def test_a_forked_child_reads_after_its_parent_even_if_a_thread_held_a_lock(web,
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
 def test_worker_processes_read_after_their_parent_has_read(start, kind, web, record_property):
     url = f"simplecache::http://127.0.0.1:{web.port.number}/none"
-    make = shardkit.ShardDataset if kind == "dataset" else shardkit.ShardStream
-    dataset = make(url if kind == "dataset" else f"{url}/manifest.json")
-    first = dataset[0] if kind == "dataset" else next(iter(dataset))
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=start)
+    read_in_workers(kind, start, url if kind == "dataset" else f"{url}/manifest.json", {})
 
-    assert first["bin"] == SAMPLES[first["__key__"]]
-    assert sorted(sample["__key__"] for sample in loader) == sorted(SAMPLES)
     record_property("fault", ("fsspec", f"{start} after the parent has read", kind, "right"))
 
 
