@@ -28,7 +28,7 @@ from shardkit.reading.disk_cache_folder import FOLDER, CacheFolder, block_name, 
 from shardkit.reading.memory import Buffers
 from tests.support.forks import forkserver
 from tests.support.servers.programs import Nginx
-from tests.support.shared import fork_beside_threads
+from tests.support.shared import fork_beside_threads, without_rights
 
 SAMPLES = {f"{i:04d}": bytes([i]) * (1000 + 17 * i) for i in range(200)}
 PAGE = 4096
@@ -706,19 +706,13 @@ def test_a_full_disk_is_no_error_and_is_said_once(tmp_path, packed, is_real):
     assert process.exitcode == 0
 
 
-def give_up_rights():
-    """Make the permissions of files apply to this process, even as root."""
-    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert ctypes.CDLL(None).capset(header, none) == 0
-
-
 def read_where_nothing_can_be_written(url, place, problem):
     said = messages()
     before = sorted(place.rglob("*"))
-    give_up_rights()
-    dataset = open_cached(url, place)
-    for read in (by_loader, by_number, by_loader):
-        assert dict(read(dataset)) == SAMPLES
+    with without_rights():
+        dataset = open_cached(url, place)
+        for read in (by_loader, by_number, by_loader):
+            assert dict(read(dataset)) == SAMPLES
     assert said == [f"{place / FOLDER}: {problem}"]
     assert sorted(place.rglob("*")) == before
 
