@@ -348,10 +348,9 @@ def test_columns_that_would_take_gigabytes_are_refused_in_little_memory(kind, tm
 def test_a_column_of_values_in_a_dictionary_is_refused(kind):
     file = io.BytesIO()
     pq.write_table(pa.table({"a": [1], "b": pa.array([None], kind)}), file)
-    data = file.getvalue()
 
     with pytest.raises(ParquetError, match="column 'b' has values in a dictionary"):
-        CheckedParquet(lambda offset, size: data[offset : offset + size], len(data), None)
+        opened(file.getvalue())
 
 
 def page_bytes(table, **options):
