@@ -43,7 +43,7 @@ from shardkit.sample import KEY, URL
 from shardkit.sources.folders import FileFolder, ImageFolder
 from shardkit.storage.local import LocalStorage
 from shardkit.transforms.crops import Resize
-from tests.support.folders import files_of, names_in, temporary_files
+from tests.support.folders import contents_of, files_of, names_in, temporary_files
 from tests.support.forks import forkserver
 from tests.support.shared import started
 
@@ -95,11 +95,6 @@ def read(folder):
 
 def keys(folder):
     return [sample[KEY] for sample in read(folder)]
-
-
-def contents(folder):
-    """Return the bytes of every file, including hidden ones."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def quiet(source, destination, **options):
@@ -208,7 +203,7 @@ def test_a_sample_larger_than_a_shard_is_an_error_before_anything_is_written(tmp
 def test_a_sample_that_cannot_be_written_is_an_error_before_any_shard(tmp_path, bad):
     with pytest.raises((SampleError, CodecError)):
         quiet([*samples(50), bad], tmp_path / "ds", shard_samples=5)
-    assert set(contents(tmp_path / "ds")) == {MARKED}
+    assert set(contents_of(tmp_path / "ds")) == {MARKED}
 
 
 @pytest.mark.parametrize("splits", [None, {"train": 0.5, "val": 0.5}])
@@ -267,7 +262,7 @@ def test_an_error_of_the_source_or_the_transform_comes_through_and_leaves_no_tem
         quiet(broken(100), tmp_path / "a")
     with pytest.raises(ZeroDivisionError):
         quiet(samples(100), tmp_path / "b", transform=lambda _: 1 / 0)
-    assert set(contents(tmp_path / "a")) == set(contents(tmp_path / "b")) == {MARKED}
+    assert set(contents_of(tmp_path / "a")) == set(contents_of(tmp_path / "b")) == {MARKED}
 
 
 def test_a_transform_changes_samples_and_leaves_some_out(tmp_path, images):
@@ -317,7 +312,7 @@ def test_random_numbers_of_a_transform_follow_from_seed_and_key_whoever_does_it(
     assert labels("processes", source, num_workers=2, worker_type="process") == known
     assert labels("backwards", map(source.read, reversed(range(60))), shuffle=False) == known
     assert len(set(known.values())) > 40
-    assert contents(tmp_path / "processes") == contents(tmp_path / "threads")
+    assert contents_of(tmp_path / "processes") == contents_of(tmp_path / "threads")
     assert len(known.items() & labels("other", source, seed=1).items()) < 5
 
 
@@ -465,7 +460,7 @@ class Inline(Executor):
 @pytest.fixture
 def undisturbed(tmp_path, images):
     quiet(ImageFolder(images), tmp_path / "one/ds", shard_samples=5, columns={"label": meet}, num_workers=1)
-    return contents(tmp_path / "one/ds")
+    return contents_of(tmp_path / "one/ds")
 
 
 def test_one_and_four_threads_that_work_at_the_same_time_give_the_same_bytes(
@@ -474,7 +469,7 @@ def test_one_and_four_threads_that_work_at_the_same_time_give_the_same_bytes(
     monkeypatch.setattr(sys.modules[__name__], "MEETING", Meeting(threading.Barrier(4, timeout=60), threading.local()))
     quiet(ImageFolder(images), tmp_path / "four/ds", shard_samples=5, columns={"label": meet}, num_workers=4)
 
-    assert contents(tmp_path / "four/ds") == undisturbed
+    assert contents_of(tmp_path / "four/ds") == undisturbed
     monkeypatch.setattr(sys.modules[__name__], "MEETING", Meeting(threading.Barrier(4, timeout=0.1), threading.local()))
     with pytest.raises(CodecError) as caught:  # only three threads arrive, not four
         quiet(ImageFolder(images), tmp_path / "three", shard_samples=5, columns={"label": meet}, num_workers=3)
@@ -485,7 +480,7 @@ def test_one_and_four_threads_that_work_at_the_same_time_give_the_same_bytes(
 def test_a_foreign_executor_gives_the_same_bytes_and_stays_open(tmp_path, images, undisturbed, executor):
     quiet(ImageFolder(images), tmp_path / "ex/ds", shard_samples=5, columns={"label": meet}, executor=executor)
 
-    assert contents(tmp_path / "ex/ds") == undisturbed
+    assert contents_of(tmp_path / "ex/ds") == undisturbed
     assert executor.submit(int, "7").result() == 7
     executor.shutdown()
 
@@ -515,7 +510,7 @@ def test_one_and_four_processes_that_work_at_the_same_time_give_the_same_bytes(t
         column = MeetInProcesses(manager.Barrier(4))
         quiet(ImageFolder(images), tmp_path / "four/ds", **options, num_workers=4, columns={"label": column})
 
-    assert contents(tmp_path / "four/ds") == contents(tmp_path / "one/ds")
+    assert contents_of(tmp_path / "four/ds") == contents_of(tmp_path / "one/ds")
 
 
 @pytest.mark.multiprocess
@@ -617,7 +612,7 @@ def datasets_in(folder):
 @pytest.mark.parametrize("kind", ["listed", "splits", "transform", "iterable"])
 def test_a_pack_that_is_killed_before_any_of_its_file_operations_goes_on_to_the_same_bytes(tmp_path, images, kind):
     job(kind, images, tmp_path / "clean", size=30)
-    expected = contents(tmp_path / "clean")
+    expected = contents_of(tmp_path / "clean")
     number, ended = 0, False
     while not ended:
         number += 1
@@ -627,7 +622,7 @@ def test_a_pack_that_is_killed_before_any_of_its_file_operations_goes_on_to_the_
             check_what_stands(dataset)
         job(kind, images, folder, size=30)
 
-        assert contents(folder) == expected
+        assert contents_of(folder) == expected
         assert not Path(f"{folder}.tmp").exists()
     assert number > 20
 
@@ -645,7 +640,7 @@ def test_a_pack_that_is_killed_at_random_again_and_again_goes_on_to_the_same_byt
             for dataset in datasets_in(folder):
                 check_what_stands(dataset)
 
-        assert contents(folder) == contents(tmp_path / "clean")
+        assert contents_of(folder) == contents_of(tmp_path / "clean")
         assert not Path(f"{folder}.tmp").exists()
 
 
@@ -764,7 +759,7 @@ def test_a_disk_that_is_full_is_an_error_that_leaves_nothing_incomplete_and_the_
     assert not [p for p in (tmp_path / "full").rglob(".*") if p.is_file()]
     job("listed", images, tmp_path / "full")
     job("listed", images, tmp_path / "clean")
-    assert contents(tmp_path / "full") == contents(tmp_path / "clean")
+    assert contents_of(tmp_path / "full") == contents_of(tmp_path / "clean")
 
 
 def test_a_disk_that_is_too_full_for_the_samples_that_wait_is_an_error_that_says_where_they_do(tmp_path, monkeypatch):
@@ -822,7 +817,7 @@ def test_a_shard_that_is_not_that_of_the_plan_is_written_again(interrupted, imag
     job("listed", images, tmp_path / "clean")
 
     assert names_in(interrupted) == names_in(tmp_path / "clean/ds")
-    assert contents(interrupted) == contents(tmp_path / "clean/ds")
+    assert contents_of(interrupted) == contents_of(tmp_path / "clean/ds")
 
 
 def test_a_source_that_changed_since_an_interrupted_pack_is_an_error_that_says_so(interrupted, images, tmp_path):
@@ -877,7 +872,7 @@ def test_other_arguments_in_the_same_folder_are_refused_by_name(
     assert touched(interrupted) == before
     quiet(ImageFolder(images), interrupted, **{"shard_samples": 4, "overwrite": True} | options)
     quiet(ImageFolder(images), tmp_path / "clean/ds", **{"shard_samples": 4} | options)
-    assert contents(interrupted) == contents(tmp_path / "clean/ds")
+    assert contents_of(interrupted) == contents_of(tmp_path / "clean/ds")
 
 
 @pytest.mark.parametrize(
@@ -932,11 +927,11 @@ def test_a_pack_that_is_finished_is_not_written_again(tmp_path, images, kind):
 
 def test_a_finished_pack_of_another_source_is_refused(tmp_path):
     quiet(samples(10), tmp_path / "ds")
-    before = contents(tmp_path / "ds")
+    before = contents_of(tmp_path / "ds")
 
     with pytest.raises(DatasetExistsError, match="what differs: the source: samples were added, removed or changed"):
         quiet(samples(11), tmp_path / "ds")
-    assert contents(tmp_path / "ds") == before
+    assert contents_of(tmp_path / "ds") == before
 
 
 def test_resume_false_starts_an_interrupted_pack_anew(interrupted, images, tmp_path):
@@ -951,13 +946,13 @@ def test_resume_false_starts_an_interrupted_pack_anew(interrupted, images, tmp_p
 
 def test_what_is_to_be_replaced_stays_until_its_successor_is_planned(tmp_path, images):
     quiet(samples(10), tmp_path / "ds")
-    before = contents(tmp_path / "ds")
+    before = contents_of(tmp_path / "ds")
 
     with pytest.raises(SampleError, match="more than once"):
         quiet([*samples(5), small(3)], tmp_path / "ds", overwrite=True)
     with pytest.raises(SampleError, match="pass larger shard_bytes"):
         quiet(ImageFolder(images), tmp_path / "ds", overwrite=True, shard_bytes=3000)
-    assert contents(tmp_path / "ds") == before
+    assert contents_of(tmp_path / "ds") == before
     quiet(samples(3), tmp_path / "ds", overwrite=True)
     assert len(keys(tmp_path / "ds")) == 3
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardkit import DatasetExistsError, pack, read_manifest
 from shardkit.storage.registry import storage_for
+from tests.support.folders import contents_of
 
 SAMPLES = [{"__key__": f"{i}", "txt": f"{i}"} for i in range(3)]
 SPLITS = {"train": 0.5, "val": 0.5}
@@ -18,10 +19,6 @@ names = st.sets(
 )
 
 
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @given(names=names, overwrite=st.booleans(), splits=st.sampled_from([None, SPLITS]))
 def test_a_folder_that_is_neither_empty_nor_a_dataset_is_refused(names, overwrite, splits):
     with tempfile.TemporaryDirectory() as folder:
@@ -29,14 +26,14 @@ def test_a_folder_that_is_neither_empty_nor_a_dataset_is_refused(names, overwrit
         for name in names:
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_bytes(name.encode())
-        before = contents(out)
+        before = contents_of(out)
         if (not splits and not names.isdisjoint(SHARDS)) or (names and not overwrite):
             with pytest.raises(DatasetExistsError, match=f"^{out}"):
                 pack(SAMPLES, out, splits=splits, overwrite=overwrite, progress=False)
-            assert contents(out) == before
+            assert contents_of(out) == before
         else:
             pack(SAMPLES, out, splits=splits, overwrite=overwrite, progress=False)
-            assert contents(out).items() >= before.items()
+            assert contents_of(out).items() >= before.items()
             with_both = sum(read_manifest(out / split if split else out).num_samples for split in splits or [""])
             assert with_both == len(SAMPLES)
 

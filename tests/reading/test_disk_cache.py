@@ -26,6 +26,7 @@ from shardkit.reading import disk_cache_folder as cachedir
 from shardkit.reading.disk_cache import BlockCache
 from shardkit.reading.disk_cache_folder import FOLDER, CacheFolder, block_name, clear_cache, list_blocks
 from shardkit.reading.memory import Buffers
+from tests.support.folders import contents_of
 from tests.support.forks import forkserver
 from tests.support.servers.programs import Nginx
 from tests.support.shared import fork_beside_threads, without_rights
@@ -753,10 +754,6 @@ def test_a_memory_file_system_is_a_place(web):
 # Other people's files
 
 
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_files_of_others_are_never_deleted_or_changed(tmp_path):
     place, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
     root = place / FOLDER
@@ -801,7 +798,7 @@ def test_a_folder_that_is_no_cache_of_ours_is_refused_and_left_as_it_is(tmp_path
     (tmp_path / "c" / FOLDER / "CACHEDIR.TAG").touch()
     (tmp_path / "c" / FOLDER / "photo.jpg").write_bytes(b"mine")
     (tmp_path / "d").write_bytes(b"a file")
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
 
     for name, problem in {
         "a": "is not a cache of this version of shardkit, so it is not changed; name another folder",
@@ -815,7 +812,7 @@ def test_a_folder_that_is_no_cache_of_ours_is_refused_and_left_as_it_is(tmp_path
         if name != "no/where":
             with pytest.raises(ArgumentError, match="has no cache of this version of shardkit"):
                 clear_cache(str(tmp_path / name))
-    assert snapshot(tmp_path) == before
+    assert contents_of(tmp_path) == before
     assert not (tmp_path / "no").exists()
 
 
